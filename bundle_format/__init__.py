@@ -1,0 +1,1 @@
+"""What a bundle is; needs no torch."""

@@ -1,0 +1,78 @@
+"""Every error that mctl raises on purpose.
+
+MctlError
+├── UsageError          wrong options or arguments                       exit 2
+├── ExportError         the model cannot be exported                     exit 1
+├── CompileError        the program cannot be compiled                   exit 1
+├── BundleError         the file is damaged or breaks the format         exit 1
+│   └── WrongKindError  the file is something else than what was asked for
+├── HostError           this machine cannot run the bundle               exit 1
+├── ContractError       inputs that the model's contract does not allow  exit 1
+├── ParityError         the compiled model is not the eager model        exit 1
+└── ServeError          the server cannot start, or a request was refused by it  exit 1
+    ├── QueueFullError      the bounded queue is full
+    ├── DeadlineError       the request's deadline passed
+    └── ClosedError         the batcher or session is closed
+
+Messages are lower case, put names in backticks and have no full stop; `hint` is the way out. Only cli/main.py turns
+them into text and an exit code. Any other exception is a bug and keeps its traceback (exit 3).
+"""
+
+
+class MctlError(Exception):
+    """Root of the tree: what went wrong, and the way out."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(MctlError):
+    exit_code = 2
+
+
+class ExportError(MctlError):
+    pass
+
+
+class CompileError(MctlError):
+    pass
+
+
+class BundleError(MctlError):
+    pass
+
+
+class WrongKindError(BundleError):
+    pass
+
+
+class HostError(MctlError):
+    pass
+
+
+class ContractError(MctlError, ValueError):
+    pass
+
+
+class ParityError(MctlError):
+    pass
+
+
+class ServeError(MctlError):
+    pass
+
+
+class QueueFullError(ServeError):
+    pass
+
+
+class DeadlineError(ServeError):
+    pass
+
+
+class ClosedError(ServeError):
+    pass

@@ -1,0 +1,23 @@
+"""Every path in the archive. runner/cpp/layout.h holds the same table; a test compares the two.
+
+All members lie under one top folder, as PT2 archives have it; paths here are relative to that folder.
+"""
+
+MANIFEST = "extra/mctl/manifest.json"
+REPORT = "extra/mctl/report.json"
+WEIGHTS = "mctl/weights.safetensors"
+GOLDEN = "mctl/golden/"  # + <case>.safetensors
+VARIANTS = "data/aotinductor/"  # + <variant>/<file>.so
+ALIGNMENT = 64  # of every member's data within the file, and of every tensor within a safetensors member
+
+BUNDLE_SCHEMA = "mctl.bundle/1"
+PROGRAM_SCHEMA = "mctl.program/1"
+
+# Limits of a reader, checked before anything is allocated.
+MAX_MEMBERS = 4096
+MAX_NAME = 512  # bytes of a member's name
+MAX_MANIFEST = 16 << 20  # bytes
+MAX_REPORT = 64 << 20  # bytes
+MAX_JSON_DEPTH = 32
+MAX_TENSORS = 1 << 20  # tensors in one safetensors member
+MAX_TENSORS_HEADER = 100 << 20  # bytes; the limit of the safetensors library

@@ -1,0 +1,64 @@
+"""stdout for data, stderr for talk: tables, progress, JSON, CI annotations."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from ..bundle_format.errors import MctlError
+
+out = Console(soft_wrap=True, highlight=False)
+talk = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def emit_json(schema: str, ok: bool, **fields: Any) -> None:
+    """One JSON object on stdout: `{"schema": …, "ok": …, …}`."""
+    data = msgspec.json.encode({"schema": schema, "ok": ok, **fields}, enc_hook=str)
+    sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
+
+
+def say(text: str) -> None:
+    """One line of talk, on stderr."""
+    talk.print(text, markup=False)
+
+
+def render_error(error: MctlError) -> None:
+    """`error: …`, and the way out as `hint: …`."""
+    talk.print("[bold red]error:[/] ", end="")
+    talk.print(error.message, markup=False)
+    if error.hint:
+        talk.print("\n[bold cyan]hint:[/] ", end="")
+        talk.print(error.hint, markup=False)
+    annotate("error", error.message)
+
+
+@contextmanager
+def phase(text: str) -> Iterator[None]:
+    """A spinner with `text` while the body runs; nothing but the final line where stderr is no terminal."""
+    if talk.is_terminal:
+        with talk.status(text):
+            yield
+    else:
+        yield
+
+
+def annotate(level: str, message: str, file: str | None = None, line: int | None = None) -> None:
+    """An annotation of GitHub Actions ("workflow commands"); nothing elsewhere."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    where = ",".join(f"{k}={v}" for k, v in (("file", file), ("line", line)) if v is not None)
+    text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    sys.stderr.write(f"::{level}{' ' + where if where else ''}::{text}\n")
+
+
+def step_summary(markdown: str) -> None:
+    """Adds to the job's summary page in GitHub Actions; nothing elsewhere."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(markdown + "\n")

@@ -1,0 +1,63 @@
+"""The Typer app; the only place that turns an MctlError into text and an exit code.
+
+Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an error of mctl itself; 130 interrupted.
+"""
+
+import sys
+import traceback
+
+import click
+import typer
+
+from .. import __version__
+from ..bundle_format.errors import MctlError
+from . import console
+
+app = typer.Typer(
+    name="mctl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Take a PyTorch model from its source file to a file that can be trusted and a server that can be run.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The `mctl` command."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except MctlError as error:
+        if "--json" in sys.argv:
+            console.emit_json("mctl.error/1", False, error=error.message, hint=error.hint)
+        console.render_error(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        code = 130
+    except BrokenPipeError:
+        code = 141
+    except Exception:
+        traceback.print_exc()
+        console.say("\nthis is an error of mctl itself, not of your model or options: please report it")
+        code = 3
+    sys.stdout.flush()
+    sys.exit(code or 0)

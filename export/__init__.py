@@ -1,0 +1,1 @@
+"""From a model.py to an exported program that carries its contract."""

@@ -1,0 +1,1 @@
+"""Is the compiled model the eager model?"""

@@ -1,0 +1,65 @@
+// The manifest of a bundle, strictly read: mirrors bundle_format/manifest.py.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contract.h"
+#include "result.h"
+
+namespace mctl {
+
+struct Member {
+  std::uint64_t size = 0;
+  std::string sha256;
+};
+
+struct Target {
+  std::string os, arch, isa, device, glibc, glibcxx;
+  std::vector<std::string> features;
+};
+
+struct ConstantRef {
+  std::string tensor;
+  std::vector<std::int64_t> stride;  // empty: row-major
+  bool state = false;
+};
+
+struct Variant {
+  std::string name, library;
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> covers;
+  std::map<std::string, ConstantRef, std::less<>> constants;
+  std::vector<std::string> imports;
+  int threads = 0;
+};
+
+struct Tolerance {
+  double rtol = 0, atol = 0;
+};
+
+struct Golden {
+  std::string name, member;
+  std::map<std::string, std::int64_t> dims;
+};
+
+struct Manifest {
+  std::string name, version, torch;  // torch: producer.torch
+  Contract contract;
+  Target target;
+  std::map<std::string, std::vector<std::int64_t>> buckets;
+  std::vector<Variant> variants;
+  std::vector<Golden> golden;
+  std::map<std::string, Tolerance> tolerances;
+  std::map<std::string, Member, std::less<>> members;
+  std::string digest;  // SHA-256 (hex) of the manifest's bytes: the bundle's identity
+};
+
+Result<Manifest> parse_manifest(std::string_view json);
+
+// The first variant that covers these sizes; nullptr if none does.
+const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims);
+
+}  // namespace mctl
