@@ -61,3 +61,7 @@ def main() -> None:
         code = 3
     sys.stdout.flush()
     sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What every test may use: the samples as programs and bundles, made once a session by the public commands."""
+
+import ast
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "samples"
+
+
+def mctl(*arguments: str | Path, cwd: Path | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+    """One `mctl` command in a process of its own; stdout and stderr as text."""
+    command = [sys.executable, "-m", "mctl.cli.main", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, text=True, capture_output=True, timeout=600, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def succeed(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same, and it has to end with 0."""
+    done = mctl(*arguments, cwd=cwd)
+    assert done.returncode == 0, f"mctl {shlex.join(map(str, arguments))}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def export_command(sample: str) -> list[str]:
+    """The arguments after `mctl` of the export command in a sample's docstring."""
+    docstring = ast.get_docstring(ast.parse((SAMPLES / f"{sample}.py").read_text())) or ""
+    lines = docstring.replace("\\\n", " ").splitlines()
+    line = next(line for line in lines if line.strip().startswith("mctl export"))
+    return shlex.split(line)[1:]
+
+
+def _digest(sample: str) -> str:
+    """Of all that a sample's bundle is made from."""
+    folders = ("bundle_format", "export", "aoti", "parity", "runner")
+    files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    digest = hashlib.sha256(sys.version.encode())
+    for path in [SAMPLES / f"{sample}.py", *files]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+Maker = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def make_program(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """`make_program("mlp")` is the path of that sample's program.pt2, exported at the first call."""
+    return _once(
+        tmp_path_factory, "program", lambda sample, path: succeed(*export_command(sample), "-o", path, cwd=ROOT)
+    )
+
+
+@pytest.fixture(scope="session")
+def make_bundle(tmp_path_factory: pytest.TempPathFactory, make_program: Maker) -> Maker:
+    """`make_bundle("mlp")` is the path of that sample's bundle.pt2, compiled and checked at the first call."""
+    return _once(
+        tmp_path_factory,
+        "bundle",
+        lambda sample, path: succeed("compile", make_program(sample), "-o", path, "--name", sample),
+    )
+
+
+def _once(factory: pytest.TempPathFactory, kind: str, make: Callable[[str, Path], object]) -> Maker:
+    """Makes each sample's file once: a session, or, where MCTL_TEST_CACHE names a folder, once for these sources."""
+    made: dict[str, Path] = {}
+    cache = os.environ.get("MCTL_TEST_CACHE")
+
+    def path_of(sample: str) -> Path:
+        if sample not in made:
+            folder = Path(cache) if cache else factory.mktemp(kind)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{sample}-{_digest(sample)}-{kind}.pt2"
+            if not path.exists():
+                fresh = folder / f"{sample}-{os.getpid()}-{kind}.pt2"
+                make(sample, fresh)
+                fresh.rename(path)
+            made[sample] = path
+        return made[sample]
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def run_mctl() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_mctl("inspect", path)`: one command in a process of its own."""
+    return mctl
+
+
+@pytest.fixture(scope="session")
+def mctl_ok() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same, and it has to end with 0."""
+    return succeed
+
+
+@pytest.fixture
+def writable(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy of a file that a test may damage."""
+    return lambda path: Path(shutil.copy(path, tmp_path / path.name))
+
+
+def _sample_fixture(sample: str, kind: str) -> object:
+    def program(make_program: Maker) -> Path:
+        return make_program(sample)
+
+    def bundle(make_bundle: Maker) -> Path:
+        return make_bundle(sample)
+
+    return pytest.fixture(scope="session", name=f"{sample}_{kind}")({"program": program, "bundle": bundle}[kind])
+
+
+mlp_program, mlp_bundle = _sample_fixture("mlp", "program"), _sample_fixture("mlp", "bundle")
+minilm_program, minilm_bundle = _sample_fixture("minilm", "program"), _sample_fixture("minilm", "bundle")
+cnn_program, cnn_bundle = _sample_fixture("cnn", "program"), _sample_fixture("cnn", "bundle")
+mixed_program, mixed_bundle = _sample_fixture("mixed", "program"), _sample_fixture("mixed", "bundle")
+stateful_program, stateful_bundle = _sample_fixture("stateful", "program"), _sample_fixture("stateful", "bundle")
