@@ -20,6 +20,12 @@ $(STAMP): pyproject.toml
 	rm -f $(VENV)/.mctl-torch-*
 	touch $@
 
+demo: env native
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash samples/demo.sh build/demo
+
+test: env native
+	$(BIN)/python -m pytest
+
 check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ def export_command(sample: str) -> list[str]:
 
 def _digest(sample: str) -> str:
     """Of all that a sample's bundle is made from."""
-    folders = ("bundle_format", "export", "aoti", "parity", "runner")
+    folders = ("bundle_format", "export", "aoti")
     files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     digest = hashlib.sha256(sys.version.encode())
     for path in [SAMPLES / f"{sample}.py", *files]:

@@ -1,0 +1,66 @@
+"""The house: imports run downward, `import mctl` is light, and the wheel holds what it should."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEVELS = {"bundle_format": 0, "export": 1, "aoti": 2, "runner": 2, "parity": 3, "cli": 4}
+MODULES = sorted(path for folder in LEVELS for path in (ROOT / folder).glob("*.py"))
+
+
+def _inner_imports(path: Path) -> list[str]:
+    """The folders of the package that a module imports, at any depth of its code."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("mctl"), f"{path}: imports inside the package are relative"
+            if node.level == 2:
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                found += [name.split(".")[0] for name in names if name]
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.split(".")[0] == "mctl" for alias in node.names), path
+    return [name for name in found if name in LEVELS]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_imports_run_downward(path: Path) -> None:
+    own = path.parent.name
+    for other in _inner_imports(path):
+        assert LEVELS[other] < LEVELS[own], f"{own} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mctl",
+        "import mctl.cli.main",
+        "import mctl.bundle_format.archive, mctl.bundle_format.kinds, mctl.bundle_format.host",
+    ],
+)
+def test_imports_no_torch(code: str) -> None:
+    check = f"{code}; import sys; print(sorted({{'torch', 'numpy', 'onnx'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_machine_is_named() -> None:
+    """No path of one machine, and nothing of how the project came about, in what is tracked."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    forbidden = re.compile(r"/(?:work|root|home/[a-z]+)/|/tmp/[a-z]")
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".cc", ".h", ".md", ".sh", ".toml", ".txt", ".json"} and path != Path(__file__):
+            found = forbidden.search(path.read_text())
+            assert not found, f"{name}: {found and found[0]}"
