@@ -14,10 +14,25 @@ BUNDLE_SCHEMA = "mctl.bundle/1"
 PROGRAM_SCHEMA = "mctl.program/1"
 
 # Limits of a reader, checked before anything is allocated.
-MAX_MEMBERS = 4096
+MAX_MEMBERS = 1 << 16  # a program of stock torch has one member a weight
 MAX_NAME = 512  # bytes of a member's name
 MAX_MANIFEST = 16 << 20  # bytes
 MAX_REPORT = 64 << 20  # bytes
 MAX_JSON_DEPTH = 32
-MAX_TENSORS = 1 << 20  # tensors in one safetensors member
+MAX_TENSORS = 1 << 20  # tensors in one safetensors member, fillers included
 MAX_TENSORS_HEADER = 100 << 20  # bytes; the limit of the safetensors library
+
+
+def path_fault(path: str) -> str | None:
+    """Why `path` cannot be a member's path; None if it can: relative, with `/` between plain names."""
+    if len(path.encode(errors="surrogatepass")) > MAX_NAME:
+        return f"it is longer than {MAX_NAME} bytes"
+    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in path):
+        return "it holds a control character"
+    if "\\" in path:
+        return "it holds a backslash"
+    if path.startswith("/"):
+        return "it is absolute"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "it has an empty part, `.` or `..`"
+    return None

@@ -10,7 +10,8 @@ import msgspec
 from . import contract as contracts
 from .contract import Contract, Scalar, Strict
 from .errors import BundleError, ContractError
-from .layout import BUNDLE_SCHEMA, MAX_JSON_DEPTH, MAX_MANIFEST, PROGRAM_SCHEMA
+from .layout import BUNDLE_SCHEMA, MAX_JSON_DEPTH, MAX_MANIFEST, PROGRAM_SCHEMA, path_fault
+from .strict_json import refuse_depth, refuse_repeated_keys
 
 Isa = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"]
 
@@ -123,16 +124,19 @@ def decode(data: bytes) -> Manifest:
     """A sound manifest, or a BundleError that says which field is wrong."""
     if len(data) > MAX_MANIFEST:
         raise BundleError(f"the manifest has {len(data)} bytes, allowed {MAX_MANIFEST}")
-    _limit_depth(data)
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.schema not in (BUNDLE_SCHEMA, PROGRAM_SCHEMA):
             hint = "it was made by another version of mctl: use that one, or make the file again"
             raise BundleError(f"unknown manifest schema `{head.schema[:64]}`", hint)
         manifest = msgspec.json.decode(data, type=Manifest)
+        refuse_depth(manifest.preprocessing, depth=2)  # the one field whose depth its type does not fix
+        refuse_repeated_keys(data)
         contracts.validate(manifest.contract)
-    except (msgspec.MsgspecError, ContractError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ContractError, ValueError) as error:
         raise BundleError(f"the manifest is not valid: {error}") from error
+    except RecursionError as error:
+        raise BundleError(f"the manifest is not valid: it nests more than {MAX_JSON_DEPTH} levels deep") from error
     _validate(manifest)
     return manifest
 
@@ -146,33 +150,11 @@ class _Head(msgspec.Struct):
     schema: str
 
 
-def _limit_depth(data: bytes) -> None:
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in data:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    if deepest > MAX_JSON_DEPTH:
-        raise BundleError(f"the manifest nests {deepest} levels deep, allowed {MAX_JSON_DEPTH}")
-
-
 def _validate(manifest: Manifest) -> None:
     paths = [g.member for g in manifest.golden] + [v.library for v in manifest.variants]
     for path in (*paths, *manifest.members):
-        if path.startswith("/") or "\\" in path or "\0" in path or any(p in ("", ".", "..") for p in path.split("/")):
-            raise BundleError(f"the manifest names the path `{path[:128]}`, which is not allowed")
+        if fault := path_fault(path):
+            raise BundleError(f"the manifest names the path `{path[:128]}`, which is not allowed: {fault}")
     for path in paths:
         if path not in manifest.members:
             raise BundleError(f"the manifest names `{path}`, which is not in its list of members")

@@ -1,0 +1,67 @@
+"""Files that appear whole or not at all."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import BundleError, UsageError
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when the body ends; on any exception nothing is left of it.
+
+    UsageError where `path` cannot be written, BundleError where the disk is full or fails.
+    """
+    path = Path(os.path.realpath(path))  # a link stays a link
+    temporary = path.parent / f".{path.name[:200]}.{secrets.token_hex(6)}.tmp"
+    _check_place(path)
+    try:
+        file = temporary.open("xb")
+    except OSError as error:
+        raise _explained(error, path) from error
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        # an error that names a file comes from what the body read, not from writing
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise _explained(error, path) from error
+        raise
+
+
+def _check_place(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # not there, or out of reach: opening will say so
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"cannot write `{path}`: it is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+
+
+def _explained(error: OSError, path: Path) -> BundleError | UsageError:
+    reason = (error.strerror or str(error)).lower()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return BundleError(f"cannot write `{path}`: {reason}", "free some space, or choose another place with `-o`")
+    return UsageError(f"cannot write `{path}`: {reason}", "choose another place with `-o`")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename last through a power cut; some file systems cannot, and that is no failure."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
