@@ -8,6 +8,7 @@ MctlError
 │   └── WrongKindError  the file is something else than what was asked for
 ├── HostError           this machine cannot run the bundle               exit 1
 ├── ContractError       inputs that the model's contract does not allow  exit 1
+├── ModelError          the model failed on inputs that it should take   exit 1
 ├── ParityError         the compiled model is not the eager model        exit 1
 └── ServeError          the server cannot start, or a request was refused by it  exit 1
     ├── QueueFullError      the bounded queue is full
@@ -55,6 +56,10 @@ class HostError(MctlError):
 
 
 class ContractError(MctlError, ValueError):
+    pass
+
+
+class ModelError(MctlError):
     pass
 
 
