@@ -5,7 +5,7 @@ The same rules and messages are implemented in runner/cpp/contract.cc; tests/vec
 
 import re
 from collections.abc import Callable, Mapping
-from math import prod
+from math import isfinite, prod
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -29,10 +29,14 @@ Dtype = Literal[
 ]
 Scalar = None | bool | int | float | str
 
-MAX_DIM = (
-    2**40
-)  # the largest size an axis may declare: products of a few stay inside 64 bits by the checks in elements()
+# Limits, mirrored in C++, where sizes are 64-bit and signed.
+MAX_DIMS = 64
+MAX_TENSORS = 4096  # inputs, outputs, constants or buffers
+MAX_RANK = 16
+MAX_DIM = 2**40  # the largest size of an axis
+MAX_PAD = 2**53  # integers up to here are exact as float64
 MAX_EXPRESSION = 256  # characters
+MAX_EXPRESSION_DEPTH = 16  # parentheses and signs inside one another
 
 
 class DtypeInfo(NamedTuple):
@@ -218,22 +222,35 @@ def _json(value: Scalar) -> str:
 
 
 def evaluate(expression: int | str, dims: Mapping[str, int]) -> int:
-    """The value of an axis for bound dims: `evaluate("2*seq+1", {"seq": 3}) == 7`. ContractError if it is malformed.
+    """The value of an axis for bound dims: `evaluate("2*seq+1", {"seq": 3}) == 7`.
 
     Grammar: sum = product (("+"|"-") product)*; product = factor (("*"|"//") factor)*;
-    factor = integer | name | "-" factor | "(" sum ")". `//` rounds down, as in Python.
+    factor = integer | name | "-" factor | "(" sum ")", with spaces between tokens. `//` rounds down, as in Python.
+    ContractError if it is malformed, divides by zero, or if any step leaves the signed 64-bit integers.
     """
-    return expression if isinstance(expression, int) else _parsed(expression)(dims)
+    if isinstance(expression, int):
+        return expression
+    evaluator = _parsed(expression)
+    try:
+        return evaluator(dims)
+    except ZeroDivisionError:
+        raise ContractError(f"expression '{expression}' divides by zero") from None
+    except OverflowError:
+        raise ContractError(f"expression '{expression}' has more than 64 bits") from None
 
 
 def names_in(expression: int | str) -> frozenset[str]:
     """The dims that an axis depends on."""
-    return frozenset() if isinstance(expression, int) else frozenset(re.findall(r"[A-Za-z_]\w*", expression))
+    return frozenset() if isinstance(expression, int) else frozenset(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", expression))
 
 
 def shape_of(tensor: Input | Output, dims: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an input or output for bound dims."""
-    return tuple(evaluate(axis, dims) for axis in tensor.shape)
+    """The shape of an input or output for bound dims; ContractError if an axis has no size for them."""
+    shape = tuple(evaluate(axis, dims) for axis in tensor.shape)
+    for axis, size in enumerate(shape):
+        if size < 0:
+            raise ContractError(f"'{tensor.name}': axis {axis} is {size} ({tensor.shape[axis]})")
+    return shape
 
 
 def nbytes(tensor: Input | Output, dims: Mapping[str, int]) -> int:
@@ -259,8 +276,9 @@ class _Parser:
         if len(text) > MAX_EXPRESSION:
             raise ContractError(f"expression of {len(text)} characters, allowed {MAX_EXPRESSION}")
         self.text = text
-        self.tokens: list[str] = re.findall(r"\s*(\d{1,15}|[A-Za-z_]\w*|//|[-+*()]|\S)", text)
+        self.tokens: list[str] = re.findall(r" *([0-9]{1,15}|[A-Za-z_][A-Za-z0-9_]*|//|[-+*()]|[^ ])", text)
         self.at = 0
+        self.depth = 0
 
     def parse(self) -> _Evaluator:
         result = self.sum()
@@ -290,85 +308,129 @@ class _Parser:
         return left
 
     def factor(self) -> _Evaluator:
-        if self.take("-"):
-            inner = self.factor()
-            return lambda dims: -inner(dims)
-        if self.take("("):
-            result = self.sum()
-            if not self.take(")"):
-                raise self.malformed()
-            return result
+        if opening := self.take("-", "("):
+            return self.nested(opening)
         if self.at == len(self.tokens):
             raise self.malformed()
         token = self.tokens[self.at]
         self.at += 1
-        if token.isdecimal():
+        if token[0] in "0123456789":
             number = int(token)
             return lambda dims: number
-        if token.isidentifier() and token.isascii():
+        if names_in(token):
             return lambda dims: dims[token]
         raise self.malformed()
+
+    def nested(self, opening: str) -> _Evaluator:
+        self.depth += 1
+        if self.depth > MAX_EXPRESSION_DEPTH:
+            raise self.malformed()
+        inner = self.factor() if opening == "-" else self.sum()
+        if opening == "(" and not self.take(")"):
+            raise self.malformed()
+        self.depth -= 1
+        return inner if opening == "(" else lambda dims: _bounded(-inner(dims))
 
 
 def _combine(sign: str, left: _Evaluator, right: _Evaluator) -> _Evaluator:
     if sign == "+":
-        return lambda dims: left(dims) + right(dims)
+        return lambda dims: _bounded(left(dims) + right(dims))
     if sign == "-":
-        return lambda dims: left(dims) - right(dims)
+        return lambda dims: _bounded(left(dims) - right(dims))
     if sign == "*":
-        return lambda dims: left(dims) * right(dims)
+        return lambda dims: _bounded(left(dims) * right(dims))
+    return lambda dims: _bounded(left(dims) // right(dims))
 
-    def divide(dims: Mapping[str, int]) -> int:
-        divisor = right(dims)
-        if divisor == 0:
-            raise ContractError("expression divides by zero")
-        return left(dims) // divisor
 
-    return divide
+def _bounded(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError
+    return value
 
 
 # --- is the contract itself sound? -------------------------------------------------------------------------------
 
 _DIM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-_INTEGERS = {"uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"}
+_INTEGERS = {
+    f"{sign}int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if sign == "" else (0, 2**bits - 1)
+    for bits in (8, 16, 32, 64)
+    for sign in ("", "u")
+}  # dtype -> smallest and largest value
 
 
 def validate(contract: Contract) -> None:
     """BundleError-worthy faults of a contract as a ContractError: names, ranges, undeclared dims, batching rules."""
-    _unique("dim", [d.name for d in contract.dims])
-    _unique("input", [i.name for i in contract.inputs] + [c.name for c in contract.constants])
-    _unique("output", [o.name for o in contract.outputs])
+    _check_names("dim", [d.name for d in contract.dims], MAX_DIMS)
+    _check_names("input", [i.name for i in contract.inputs] + [c.name for c in contract.constants], MAX_TENSORS)
+    _check_names("output", [o.name for o in contract.outputs], MAX_TENSORS)
+    _check_names("state", [s.name for s in contract.state], MAX_TENSORS)
     if not contract.inputs or not contract.outputs:
         raise ContractError("a contract has at least one input and one output")
     for dim in contract.dims:
-        if not _DIM_NAME.match(dim.name):
-            raise ContractError(f"dim '{dim.name}' is no identifier")
-        fits = 1 <= dim.min < dim.max <= MAX_DIM and dim.multiple >= 1
-        if not fits or dim.min % dim.multiple or dim.max % dim.multiple:
-            raise ContractError(f"dim '{dim.name}' has no sound range: {dim.allowed}")
+        _validate_dim(dim)
     dims = {d.name for d in contract.dims}
-    tensors: tuple[Input | Output, ...] = (*contract.inputs, *contract.outputs)
-    for tensor in tensors:
-        for axis in tensor.shape:
-            if isinstance(axis, int) and not 0 <= axis <= MAX_DIM:
-                raise ContractError(f"'{tensor.name}' has an axis of {axis}")
-            if isinstance(tensor, Input) and isinstance(axis, str) and axis not in dims:
-                raise ContractError(f"input '{tensor.name}' names dim '{axis}', which is not declared")
-            if names_in(axis) - dims:
-                raise ContractError(f"output '{tensor.name}': '{axis}' names a dim that is not declared")
-            if isinstance(axis, str):
-                _parsed(axis)
-        if len(tensor.shape) > 16:
-            raise ContractError(f"'{tensor.name}' has {len(tensor.shape)} axes, allowed 16")
     for declared in contract.inputs:
-        if declared.range is not None and (declared.dtype not in _INTEGERS or declared.range[0] > declared.range[1]):
-            raise ContractError(f"input '{declared.name}' has no sound value range")
+        _validate_input(declared, dims)
+    for output in contract.outputs:
+        _validate_shape(f"output '{output.name}'", output.shape, dims)
+    for state in contract.state:
+        _validate_shape(f"state '{state.name}'", state.shape, dims)
+    for constant in contract.constants:
+        _validate_constant(constant)
     unbound = dims - {axis for i in contract.inputs for axis in i.shape if isinstance(axis, str)}
     if unbound:
         raise ContractError(f"no input has the dim '{min(unbound)}'")
     if contract.batch_dim is not None and (fault := batch_fault(contract, contract.batch_dim)):
         raise ContractError(f"batch dim '{contract.batch_dim}': {fault}")
+
+
+def _validate_dim(dim: Dim) -> None:
+    if not _DIM_NAME.match(dim.name):
+        raise ContractError(f"dim '{dim.name}' is no identifier")
+    fits = 1 <= dim.min < dim.max <= MAX_DIM and dim.multiple >= 1
+    if not fits or dim.min % dim.multiple or dim.max % dim.multiple:
+        raise ContractError(f"dim '{dim.name}' has no sound range: {dim.allowed}")
+
+
+def _validate_shape(where: str, shape: tuple[int | str, ...], dims: set[str]) -> None:
+    if len(shape) > MAX_RANK:
+        raise ContractError(f"{where} has {len(shape)} axes, allowed {MAX_RANK}")
+    for axis in shape:
+        if isinstance(axis, int):
+            if not 0 <= axis <= MAX_DIM:
+                raise ContractError(f"{where} has an axis of {axis}, allowed 0..{MAX_DIM}")
+            continue
+        _parsed(axis)
+        if names_in(axis) - dims:
+            raise ContractError(f"{where}: '{axis}' names a dim that is not declared")
+
+
+def _validate_input(declared: Input, dims: set[str]) -> None:
+    where = f"input '{declared.name}'"
+    for axis in declared.shape:
+        if isinstance(axis, str) and axis not in dims:
+            raise ContractError(f"{where} names the dim '{axis}', which is not declared")
+    _validate_shape(where, declared.shape, dims)
+    limits = _INTEGERS.get(declared.dtype)
+    if declared.range is not None:
+        low, high = declared.range
+        if limits is None or not max(limits[0], -(2**63)) <= low <= high <= min(limits[1], 2**63 - 1):
+            raise ContractError(f"{where} has no sound value range: {low}..{high}")
+    pad = declared.pad
+    if pad is not None and limits is not None:
+        if isinstance(pad, float) or not max(limits[0], -MAX_PAD) <= pad <= min(limits[1], MAX_PAD):
+            raise ContractError(f"{where} has the pad value {pad}, which {declared.dtype} cannot hold")
+    elif pad is not None and (not -1e308 <= pad <= 1e308 or (declared.dtype == "bool" and pad not in (0, 1))):
+        raise ContractError(f"{where} has the pad value {pad}, which {declared.dtype} cannot hold")
+
+
+def _validate_constant(constant: Constant) -> None:
+    value = constant.value
+    if isinstance(value, float) and not isfinite(value):
+        raise ContractError(f"constant '{constant.name}' is {value}, which JSON cannot hold")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ContractError(f"constant '{constant.name}' has more than 64 bits")
 
 
 def batch_fault(contract: Contract, batch: str) -> str | None:
@@ -397,14 +459,23 @@ def rows_per_item(output: Output, batch: str) -> int | None:
     if not output.shape:
         return None
     found = re.fullmatch(
-        rf"(?:([1-9]\d{{0,8}})\*)?{batch}(?:\*([1-9]\d{{0,8}}))?", str(output.shape[0]).replace(" ", "")
+        rf"(?:([1-9][0-9]{{0,8}})\*)?{batch}(?:\*([1-9][0-9]{{0,8}}))?", str(output.shape[0]).replace(" ", "")
     )
     return int(found[1] or 1) * int(found[2] or 1) if found else None
 
 
-def _unique(what: str, names: list[str]) -> None:
+def _check_names(what: str, names: list[str], limit: int) -> None:
+    if len(names) > limit:
+        raise ContractError(f"a contract has {len(names)} of the kind '{what}', allowed {limit}")
+    seen = set()
     for name in names:
-        if len(name) > 256 or not _NAME.match(name):
+        if not is_name(name):
             raise ContractError(f"{what} name '{name[:64]}' is not allowed: letters, digits, `_`, `.` and `-`")
-        if names.count(name) > 1:
+        if name in seen:
             raise ContractError(f"{what} '{name}' is declared twice")
+        seen.add(name)
+
+
+def is_name(text: str) -> bool:
+    """Whether inputs, outputs, models and versions may have this name: `[A-Za-z0-9_][A-Za-z0-9_.-]*`, at most 256."""
+    return len(text) <= 256 and _NAME.match(text) is not None
