@@ -12,6 +12,7 @@ import typer
 from .. import __version__
 from ..bundle_format.errors import MctlError
 from . import console
+from .export import export
 
 app = typer.Typer(
     name="mctl",
@@ -34,6 +35,9 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
+
+
+app.command()(export)
 
 
 def main() -> None:

@@ -1,0 +1,49 @@
+"""`mctl export`: a model's source file to program.pt2."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import console
+
+_DIM = "NAME=MIN:MAX[:MULTIPLE][@INPUT:AXIS,…]"
+
+
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL.py[:NAME]", help="The file that defines the model.")],
+    dim: Annotated[list[str], typer.Option(metavar=_DIM, help="A size that varies.")] = [],  # noqa: B006
+    input: Annotated[list[str], typer.Option(metavar="NAME=DTYPE[SHAPE]", help="An example input.")] = [],  # noqa: B006
+    weights: Annotated[Path | None, typer.Option(help="Weights: safetensors or a torch checkpoint.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all random numbers: of the model file and of golden inputs.")] = 0,
+    pad: Annotated[list[str], typer.Option(metavar="INPUT=VALUE", help="The value that fills a bucket up.")] = [],  # noqa: B006
+    range: Annotated[list[str], typer.Option(metavar="INPUT=LOW:HIGH", help="Values that an input may hold.")] = [],  # noqa: B006
+    batch_dim: Annotated[
+        str | None, typer.Option(metavar="NAME|none", help="The dim that requests are joined along.")
+    ] = None,
+    output_name: Annotated[str | None, typer.Option(metavar="A,B", help="Names of the outputs, in order.")] = None,
+    allow_random: Annotated[
+        bool, typer.Option("--allow-random", help="Export a model that draws random numbers.")
+    ] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("program.pt2"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Export a PyTorch model with its contract and golden cases, and prove that it is what was declared."""
+    from ..export import dims
+    from ..export.program import ExportRequest, export_model
+
+    request = ExportRequest(
+        spec=model,
+        output=output,
+        dims=tuple(map(dims.parse_dim, dim)),
+        inputs=tuple(map(dims.parse_input, input)),
+        weights=weights,
+        seed=seed,
+        ranges=dict(map(dims.parse_range, range)),
+        pads=dict(map(dims.parse_pad, pad)),
+        batch_dim=batch_dim,
+        output_names=tuple(output_name.split(",")) if output_name else (),
+        allow_random=allow_random,
+    )
+    report = export_model(request, console.say)
+    console.say(f"wrote {report.path}")

@@ -1,0 +1,79 @@
+"""Inputs of any size inside the declared ranges, made from the given example and a seed."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+
+from ..bundle_format.contract import Dim
+from .dims import Shape
+from .naming import Tensors
+
+Ranges = Mapping[str, tuple[int, int]]
+
+
+def tracing_sizes(dims: Sequence[Dim], given: Mapping[str, int]) -> dict[str, int]:
+    """A size for each dim that torch does not specialise: at least twice the multiple (never 0 or 1), and no two alike.
+
+    The given example's sizes are kept where they allow it.
+    """
+    chosen: dict[str, int] = {}
+    for dim in sorted(dims, key=lambda dim: dim.max):  # the narrowest range chooses first
+        least = max(dim.min, 2 * dim.multiple)
+        options = [given.get(dim.name, 0), *range(least, min(dim.max, least + 64 * dim.multiple) + 1, dim.multiple)]
+        allowed = [size for size in options if dim.allows(size) and size >= least]
+        chosen[dim.name] = next((size for size in allowed if size not in chosen.values()), allowed[0])
+    return {dim.name: chosen[dim.name] for dim in dims}
+
+
+def make_inputs(
+    examples: Tensors, shapes: Mapping[str, Shape], sizes: Mapping[str, int], ranges: Ranges, seed: int
+) -> Tensors:
+    """One tensor for each input, with `sizes` for the dims in its shape; the same for the same seed and sizes.
+
+    Values are taken from the example, so that they stay plausible: integers and booleans are repeated or cut, floats
+    are scaled a little besides. Where the example is one constant, values are drawn from the input's range.
+    """
+    made: Tensors = {}
+    for at, (name, example) in enumerate(examples.items()):
+        generator = torch.Generator().manual_seed(hash((seed, at, *sizes.values())) % 2**63)
+        shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shapes[name])
+        made[name] = _like(example, shape, ranges.get(name), generator)
+    return made
+
+
+def _like(
+    example: torch.Tensor, shape: tuple[int, ...], limits: tuple[int, int] | None, generator: torch.Generator
+) -> torch.Tensor:
+    constant = example.numel() == 0 or bool((example == example.flatten()[0]).all())
+    if example.dtype.is_floating_point:
+        return _float_like(_tiled(example, shape), constant, generator).to(example.dtype)
+    if constant and limits is not None and example.dtype is not torch.bool:
+        low, high = limits
+        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(example.dtype)
+    return _tiled(example, shape)
+
+
+def _float_like(tiled: torch.Tensor, constant: bool, generator: torch.Generator) -> torch.Tensor:
+    draw = torch.rand(tiled.shape, generator=generator, dtype=torch.float64)
+    values = tiled.to(torch.float64)
+    if constant and tiled.numel() and values.flatten()[0] in (0, 1):
+        return draw  # a stand-in like `torch.zeros(…)`: says nothing about values, but 0 to 1 suits masks too
+    if bool(((values == 0) | (values == 1)).all()):
+        return values  # a mask
+    return values * (1 - draw / 8)  # keeps signs, and what was bounded stays bounded
+
+
+def _tiled(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Repeated or cut along each axis."""
+    if example.numel() == 0:
+        return torch.zeros(shape, dtype=example.dtype)
+    for axis, size in enumerate(shape):
+        if example.shape[axis] != size:
+            example = example.index_select(axis, torch.arange(size) % example.shape[axis])
+    return example.clone(memory_format=torch.contiguous_format)
+
+
+def elements(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
+    """The number of elements of all inputs together."""
+    return sum(prod(sizes[axis] if isinstance(axis, str) else axis for axis in shape) for shape in shapes.values())

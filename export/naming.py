@@ -1,0 +1,174 @@
+"""Flat names for nested arguments and results: `batch.ids`, `pair.0`, and the way back."""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils import _pytree
+
+from ..bundle_format.contract import DTYPES, Dtype, Scalar
+from ..bundle_format.errors import ExportError
+
+Tensors = dict[str, torch.Tensor]
+Rebuild = Callable[[Iterator[Any]], Any]  # takes leaves off an iterator and gives the container back
+
+
+class Leaf(NamedTuple):
+    name: str
+    value: Any
+
+
+def dtype_name(dtype: torch.dtype) -> Dtype:
+    """`float32` of `torch.float32`."""
+    return cast(Dtype, str(dtype).removeprefix("torch."))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """`torch.float32` of `float32`, which is one of the contract's dtypes."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+class Named:
+    """A model's example arguments taken apart into named leaves, and calls put together from named tensors.
+
+    `names` are all leaves in call order; `tensors` those that are tensors, `constants` the others.
+    """
+
+    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        leaves: list[Leaf] = []
+        self._args = [_take_apart(value, name, leaves) for name, value in _positional(forward, args, kwargs)]
+        self._kwargs = {name: _take_apart(value, name, leaves) for name, value in kwargs.items()}
+        self.names = tuple(leaf.name for leaf in leaves)
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ExportError(f"two inputs have the flat name `{name}`", "rename a key of the example inputs")
+        self.tensors: Tensors = {}
+        self.constants: dict[str, Scalar] = {}
+        for name, value in leaves:
+            if isinstance(value, torch.Tensor):
+                self.tensors[name] = plain(value, f"input `{name}`")
+            else:
+                self.constants[name] = value
+
+    def call(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of the model with these tensors in their places."""
+        leaves = iter([inputs[name] if name in self.tensors else self.constants[name] for name in self.names])
+        args = tuple(rebuild(leaves) for rebuild in self._args)
+        return args, {name: rebuild(leaves) for name, rebuild in self._kwargs.items()}
+
+
+def name_outputs(result: Any) -> tuple[Tensors, list[str]]:
+    """A model's result as named tensors, and the names of entries that were dropped because they are None.
+
+    A lone tensor is `output`, positional ones are `output_0`, …; ExportError for a result that is no tensor.
+    """
+    leaves: list[Leaf] = []
+    _take_apart(result, "", leaves)
+    tensors: Tensors = {}
+    dropped: list[str] = []
+    for path, value in leaves:
+        name = "output" if not path else f"output_{path}" if path[0].isdigit() else path
+        if value is None:
+            dropped.append(name)
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value
+        else:
+            hint = "return tensors only: leave it out, or make it a tensor"
+            raise ExportError(f"output `{name}` is {_a(type(value))}, not a tensor", hint)
+    if not tensors:
+        raise ExportError("the model returns no tensor", "`forward` has to return tensors")
+    return tensors, dropped
+
+
+def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """The tensor as the contract can describe it: dense, on the CPU, of one of its dtypes, without gradient."""
+    if dtype_name(tensor.dtype) not in DTYPES:
+        raise ExportError(f"{what} has dtype {dtype_name(tensor.dtype)}", f"use one of {', '.join(DTYPES)}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise ExportError(f"{what} is not a dense tensor")
+    return tensor.detach().cpu()
+
+
+def _positional(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Positional arguments with the names of the parameters that take them; `rest.0` for those of `*rest`."""
+    signature = inspect.signature(forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        message = f"`example_inputs` do not fit `forward{signature}`: {error}"
+        raise ExportError(message, "`example_inputs` is a tuple of positional or a dict of keyword arguments") from None
+    named: list[tuple[str, Any]] = []
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            named.extend((f"{name}.{at}", each) for at, each in enumerate(value))
+        elif kind is not inspect.Parameter.VAR_KEYWORD and name not in kwargs:
+            named.append((name, value))
+    return named
+
+
+def _take_apart(value: Any, path: str, leaves: list[Leaf]) -> Rebuild:
+    """Adds the leaves of `value` to `leaves`; the result puts a value of the same structure together."""
+    parts = _parts(value, path)
+    if parts is None:
+        leaves.append(Leaf(path, value))
+        return next
+    keys, values, make = parts
+    inner = [
+        _take_apart(each, f"{path}.{key}" if path else str(key), leaves) for key, each in zip(keys, values, strict=True)
+    ]
+    return lambda fresh: make([rebuild(fresh) for rebuild in inner])
+
+
+Parts = tuple[list[Any], list[Any], Callable[[list[Any]], Any]]  # keys, values, and how to make it from values
+
+
+def _parts(value: Any, path: str) -> Parts | None:
+    """One level of a container; None for a leaf."""
+    if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
+        return None
+    if isinstance(value, Mapping):
+        return list(value), list(value.values()), lambda values: _refilled(value, values)
+    if isinstance(value, (tuple, list)):
+        fields = getattr(value, "_fields", None)
+        kind = type(value)
+        keys = list(fields) if fields else list(range(len(value)))
+        return keys, list(value), kind._make if fields else kind  # type: ignore[union-attr]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        values = [getattr(value, name) for name in names]
+        return names, values, lambda values: _with_fields(value, dict(zip(names, values, strict=True)))
+    if type(value) in _pytree.SUPPORTED_NODES:
+        node = _pytree.SUPPORTED_NODES[type(value)]
+        values, context = node.flatten_fn(value)
+        return list(range(len(values))), values, lambda values: node.unflatten_fn(values, context)
+    where = f"`{path}`" if path else "the result"
+    hint = "use a tensor, number, string, tuple, list, dict, namedtuple or dataclass, or register the class"
+    raise ExportError(
+        f"{where} is {_a(type(value))}, which mctl cannot take apart", f"{hint} as a pytree node of torch"
+    )
+
+
+def _refilled(value: Mapping[Any, Any], values: list[Any]) -> Any:
+    if not isinstance(value, MutableMapping):
+        return dict(zip(value, values, strict=True))
+    fresh = copy.copy(value)  # keeps the class and what else it holds
+    for key, each in zip(value, values, strict=True):
+        fresh[key] = each
+    return fresh
+
+
+def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
+    fresh = copy.copy(value)
+    for name, each in fields.items():
+        object.__setattr__(fresh, name, each)  # frozen ones too
+    return fresh
+
+
+def _a(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} `{kind.__name__}`"

@@ -1,0 +1,159 @@
+"""The user's model file: imports it, finds the model and its example inputs, loads weights safely."""
+
+import hashlib
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..bundle_format import manifest
+from ..bundle_format.errors import ExportError, UsageError
+from .naming import Named, Tensors, name_outputs
+from .usercode import user_code
+from .weights import load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model ready to be called: on the CPU, in eval mode, with its example arguments."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    record: manifest.Source
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def named(self) -> Named:
+        return Named(self.model.forward, self.args, self.kwargs)
+
+
+def load_source(spec: str, *, weights: Path | None = None, seed: int = 0) -> Source:
+    """Imports `MODEL.py[:NAME]` and makes its model and example inputs, after `seed` is set.
+
+    UsageError where the file or a name in it is missing; ExportError where the user's code fails.
+    """
+    path, name = _split(spec)
+    seed_everything(seed)
+    module = _run_file(path)
+    model = _make_model(module, path, name)
+    if weights is not None:
+        load_weights(model, weights)
+    args, kwargs = _example(module, path)
+    preprocessing = getattr(module, "preprocessing", {})
+    if not isinstance(preprocessing, Mapping):
+        raise ExportError(f"`preprocessing` in `{path.name}` is not a dict")
+    record = manifest.Source(
+        file=path.name,
+        sha256=_sha256(path),
+        model=name,
+        seed=seed,
+        weights=weights.name if weights else "",
+        weights_sha256=_sha256(weights) if weights else "",
+    )
+    return Source(_settled(model), args, kwargs, record, dict(preprocessing))
+
+
+def seed_everything(seed: int) -> None:
+    """torch's and Python's random numbers; numpy's too, where it is loaded."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _split(spec: str) -> tuple[Path, str]:
+    file, _, name = spec.rpartition(":") if not spec.endswith(".py") else (spec, "", "")
+    path, name = Path(file or spec), name or "model"
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder", "give the Python file that defines `model`")
+    if not path.is_file():
+        raise UsageError(f"there is no file `{path}`", "give the Python file that defines `model`: `MODEL.py[:NAME]`")
+    if path.suffix != ".py":
+        raise UsageError(f"`{path}` is not a Python file", "give the Python file that defines `model`")
+    return path, name
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The module of the file, imported under a name of its own, with its folder on the import path."""
+    full = path.resolve()
+    name = f"{full.stem}_{hashlib.sha256(bytes(full)).hexdigest()[:8]}"
+    if str(full.parent) not in sys.path:
+        sys.path.insert(0, str(full.parent))
+    spec = importlib.util.spec_from_file_location(name, full)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up
+    with user_code(f"`{path.name}` cannot be imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _make_model(module: ModuleType, path: Path, name: str) -> nn.Module:
+    found = getattr(module, name, None)
+    if found is None:
+        raise ExportError(
+            f"`{path.name}` defines no `{name}`",
+            "define `model`: an `nn.Module`, or a class or function without arguments that makes one",
+        )
+    made = found
+    if not isinstance(found, nn.Module) and callable(found):
+        with user_code(f"`{name}()` failed"):
+            made = found()
+    if not isinstance(made, nn.Module):
+        what = f"`{name}()` returns" if made is not found else f"`{name}` is"
+        raise ExportError(f"{what} {type(made).__name__}, not an `nn.Module` (`{path.name}`)")
+    return made
+
+
+def _example(module: ModuleType, path: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`(args, kwargs)` of the file's `example_inputs`; both empty where it has none."""
+    found = getattr(module, "example_inputs", None)
+    if inspect.isroutine(found):
+        with user_code("`example_inputs()` failed"):
+            found = found()
+    if found is None:
+        return (), {}
+    if isinstance(found, Mapping) and all(isinstance(key, str) for key in found):
+        return (), dict(found)
+    if isinstance(found, tuple) and not hasattr(found, "_fields"):
+        return found, {}
+    raise ExportError(
+        f"`example_inputs` in `{path.name}` is a {type(found).__name__}",
+        "make it a tuple of positional or a dict of keyword arguments: one input is `(x,)`",
+    )
+
+
+def _settled(model: nn.Module) -> nn.Module:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ExportError("the model is TorchScript", "export the `nn.Module` that it was made from")
+    with user_code("`model.eval()` failed"):
+        return model.to("cpu").eval()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+Run = Callable[[Mapping[str, torch.Tensor]], Tensors]
+
+
+def eager(source: Source) -> Run:
+    """The model itself as a function from named inputs to named outputs; it gets copies of its inputs."""
+    named = source.named
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> Tensors:
+        args, kwargs = named.call({name: value.clone() for name, value in inputs.items()})
+        with torch.no_grad(), user_code("the model failed"):
+            return name_outputs(source.model(*args, **kwargs))[0]
+
+    return run
