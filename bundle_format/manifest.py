@@ -3,24 +3,37 @@
 SPEC.md says what each field means; `mctl.bundle_format.manifest.json_schema()` makes the JSON schema from these types.
 """
 
-from typing import Any, Literal
+import re
+from math import isfinite
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from . import contract as contracts
-from .contract import Contract, Scalar, Strict
+from .contract import Contract, Strict, is_name
 from .errors import BundleError, ContractError
-from .layout import BUNDLE_SCHEMA, MAX_JSON_DEPTH, MAX_MANIFEST, PROGRAM_SCHEMA, path_fault
+from .layout import (
+    BUNDLE_SCHEMA,
+    GOLDEN,
+    MAX_JSON_DEPTH,
+    MAX_MANIFEST,
+    PROGRAM_SCHEMA,
+    VARIANTS,
+    WEIGHTS,
+    path_fault,
+)
 from .strict_json import refuse_depth, refuse_repeated_keys
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
 Isa = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"]
 
 
 class Member(Strict, frozen=True):
     """Size in bytes and SHA-256 (hex) of one member; keyed by its path below the top folder."""
 
-    size: int
-    sha256: str
+    size: Count
+    sha256: Digest
 
 
 class Producer(Strict, frozen=True):
@@ -40,7 +53,7 @@ class Source(Strict, frozen=True):
     file: str
     sha256: str
     model: str
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
     weights: str = ""
     weights_sha256: str = ""
 
@@ -61,7 +74,7 @@ class ConstantRef(Strict, frozen=True):
     """A constant of a variant: a tensor of weights.safetensors, seen with these strides (elements; None: row-major)."""
 
     tensor: str
-    stride: tuple[int, ...] | None = None
+    stride: tuple[Count, ...] | None = None
     state: bool = False  # the model writes to it: every worker has a copy of its own
 
 
@@ -70,10 +83,10 @@ class Variant(Strict, frozen=True):
 
     name: str
     library: str  # path below the top folder
-    covers: dict[str, tuple[int, int]]  # dim -> smallest and largest size
+    covers: dict[str, tuple[Count, Count]]  # every dim -> smallest and largest size
     constants: dict[str, ConstantRef]
     imports: tuple[str, ...]  # symbols that it needs of libtorch
-    threads: int = 0  # 0: the caller's number
+    threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: the caller's number
 
 
 class Tolerance(Strict, frozen=True):
@@ -88,7 +101,7 @@ class Golden(Strict, frozen=True):
 
     name: str
     member: str  # path below the top folder
-    dims: dict[str, int]
+    dims: dict[str, Count]
 
 
 class Manifest(Strict, frozen=True):
@@ -106,9 +119,8 @@ class Manifest(Strict, frozen=True):
     members: dict[str, Member]  # every member but the manifest itself
     exporter: Producer | None = None  # what made the program, in a bundle
     target: Target | None = None
-    buckets: dict[str, tuple[int, ...]] = msgspec.field(
-        default_factory=dict
-    )  # dim -> ascending sizes that are served exactly
+    # dim -> the sizes that are served exactly, ascending up to the dim's maximum
+    buckets: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     parity: Literal["pass", "skipped"] | None = None
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
@@ -143,44 +155,88 @@ def decode(data: bytes) -> Manifest:
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema (2020-12) of the manifest."""
-    return msgspec.json.schema(Manifest)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest)}
 
 
 class _Head(msgspec.Struct):
     schema: str
 
 
+def name_from(text: str) -> str:
+    """A name that a model may have, close to `text`: `my model` gives `my_model`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).lstrip(".-")[:256] or "model"
+
+
 def _validate(manifest: Manifest) -> None:
-    paths = [g.member for g in manifest.golden] + [v.library for v in manifest.variants]
-    for path in (*paths, *manifest.members):
+    if not is_name(manifest.name) or not is_name(manifest.version):
+        raise BundleError("name and version of the manifest have letters, digits, `_`, `.` and `-` only")
+    for path in manifest.members:
         if fault := path_fault(path):
             raise BundleError(f"the manifest names the path `{path[:128]}`, which is not allowed: {fault}")
-    for path in paths:
-        if path not in manifest.members:
-            raise BundleError(f"the manifest names `{path}`, which is not in its list of members")
-    if manifest.schema == BUNDLE_SCHEMA and (manifest.target is None or not manifest.variants):
-        raise BundleError("the manifest of a bundle needs a target and a variant")
+    _unique("golden case", [golden.name for golden in manifest.golden])
+    _unique("variant", [variant.name for variant in manifest.variants])
+    for golden in manifest.golden:
+        _validate_golden(manifest, golden)
+    for variant in manifest.variants:
+        _validate_variant(manifest, variant)
     for dim, sizes in manifest.buckets.items():
-        declared = next((d for d in manifest.contract.dims if d.name == dim), None)
-        if declared is None or list(sizes) != sorted(set(sizes)) or not all(declared.allows(s) for s in sizes):
-            raise BundleError(f"the buckets of dim `{dim}` are not ascending sizes inside its range")
-        if not sizes:
-            raise BundleError(f"dim `{dim}` has an empty list of buckets")
+        _validate_buckets(manifest.contract, dim, sizes)
+    outputs = {output.name for output in manifest.contract.outputs}
+    for name, tolerance in manifest.tolerances.items():
+        sound = tolerance.rtol >= 0 and tolerance.atol >= 0 and isfinite(tolerance.rtol) and isfinite(tolerance.atol)
+        if name not in outputs or not sound:
+            raise BundleError(f"the tolerance of output `{name[:128]}` is not sound")
+    if manifest.schema == BUNDLE_SCHEMA:
+        _validate_bundle(manifest)
+    elif manifest.target or manifest.variants or manifest.buckets or manifest.parity:
+        raise BundleError("the manifest of a program has no target, variants, buckets or parity")
 
 
-__all__ = [
-    "ConstantRef",
-    "Golden",
-    "Isa",
-    "Manifest",
-    "Member",
-    "Producer",
-    "Scalar",
-    "Source",
-    "Target",
-    "Tolerance",
-    "Variant",
-    "decode",
-    "encode",
-    "json_schema",
-]
+def _validate_bundle(manifest: Manifest) -> None:
+    if manifest.target is None or not manifest.variants:
+        raise BundleError("the manifest of a bundle needs a target and a variant")
+    whole = {dim.name: (dim.min, dim.max) for dim in manifest.contract.dims}
+    if all(variant.covers != whole for variant in manifest.variants):
+        raise BundleError("no variant covers the whole contract")
+
+
+def _validate_golden(manifest: Manifest, golden: Golden) -> None:
+    where = f"golden case `{golden.name}`"
+    _listed(manifest, golden.member, GOLDEN)
+    declared = {dim.name: dim for dim in manifest.contract.dims}
+    if golden.dims.keys() != declared.keys() or not all(declared[d].allows(size) for d, size in golden.dims.items()):
+        raise BundleError(f"{where} does not give each dim a size inside its range")
+
+
+def _validate_variant(manifest: Manifest, variant: Variant) -> None:
+    where = f"variant `{variant.name}`"
+    _listed(manifest, variant.library, f"{VARIANTS}{variant.name}/")
+    declared = {dim.name: dim for dim in manifest.contract.dims}
+    if variant.covers.keys() != declared.keys():
+        raise BundleError(f"{where} does not say which sizes of each dim it covers")
+    for dim, (low, high) in variant.covers.items():
+        if not declared[dim].min <= low <= high <= declared[dim].max:
+            raise BundleError(f"{where} covers sizes of dim `{dim}` outside its range")
+    if variant.constants and WEIGHTS not in manifest.members:
+        raise BundleError(f"{where} has constants, but the manifest lists no `{WEIGHTS}`")
+
+
+def _validate_buckets(contract: Contract, dim: str, sizes: tuple[int, ...]) -> None:
+    declared = next((d for d in contract.dims if d.name == dim), None)
+    if declared is None or list(sizes) != sorted(set(sizes)) or not all(declared.allows(s) for s in sizes):
+        raise BundleError(f"the buckets of dim `{dim[:128]}` are not ascending sizes inside its range")
+    if not sizes or sizes[-1] != declared.max:
+        raise BundleError(f"the buckets of dim `{dim}` do not end with its maximum, {declared.max}")
+
+
+def _listed(manifest: Manifest, path: str, folder: str) -> None:
+    if path not in manifest.members or not path.startswith(folder):
+        raise BundleError(f"the manifest names `{path[:128]}`, which is not a member listed under `{folder}`")
+
+
+def _unique(what: str, names: list[str]) -> None:
+    seen = set()
+    for name in names:
+        if not is_name(name) or name in seen:
+            raise BundleError(f"the name of {what} `{name[:128]}` is not allowed, or there twice")
+        seen.add(name)
