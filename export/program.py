@@ -20,7 +20,7 @@ from ..bundle_format import contract as contracts
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Contract, Input
 from ..bundle_format.errors import BundleError
-from ..bundle_format.manifest import Golden, Manifest, Producer, Tolerance
+from ..bundle_format.manifest import Golden, Manifest, Producer, Tolerance, name_from
 from .capture import capture
 from .dims import DimSpec, InputSpec, bind
 from .example import make_inputs, tracing_sizes
@@ -135,7 +135,7 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
 def _manifest(source: Source, contract: Contract, cases: list[Case]) -> Manifest:
     return Manifest(
         schema="mctl.program/1",
-        name=Path(source.record.file).stem,
+        name=name_from(Path(source.record.file).stem),
         version="1",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         producer=producer(),
