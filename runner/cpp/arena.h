@@ -17,7 +17,6 @@
 namespace mctl {
 
 constexpr int kSlots = 2;
-constexpr int kMaxDims = 64;
 
 enum class Phase : std::uint32_t { starting, verify, load, warmup, golden, ready, failed };
 

@@ -11,9 +11,12 @@
 #include <variant>
 #include <vector>
 
+#include "expression.h"
 #include "result.h"
 
 namespace mctl {
+
+constexpr std::size_t kMaxDims = 64;
 
 enum class Dtype : std::uint8_t { boolean, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32, f64 };
 
@@ -22,34 +25,6 @@ std::string_view name_of(Dtype dtype);      // "float32"
 std::string_view oip_name_of(Dtype dtype);  // "FP32"
 std::optional<Dtype> dtype_from_name(std::string_view name);
 std::optional<Dtype> dtype_from_oip(std::string_view name);
-
-struct Dim {
-  std::string name;
-  std::int64_t min = 1, max = 1, multiple = 1;
-};
-
-// Sizes of the contract's dims, in the contract's order.
-using DimSizes = std::vector<std::int64_t>;
-
-// An axis: a fixed size, a dim, or (outputs only) an expression over dims, compiled to postfix.
-class Expression {
- public:
-  static Result<Expression> parse(std::string_view text, std::span<const Dim> dims);
-  static Expression fixed(std::int64_t size);
-  std::optional<std::int64_t> evaluate(std::span<const std::int64_t> dims) const;  // nullopt: overflow, division by 0
-  bool uses(std::size_t dim) const;
-  std::optional<std::size_t> dim() const;        // set when the axis is just a dim
-  std::optional<std::int64_t> constant() const;  // set when the axis is fixed
-  const std::string& text() const { return text_; }
-
- private:
-  struct Step {
-    enum Kind : std::uint8_t { number, dim, add, subtract, multiply, divide, negate } kind;
-    std::int64_t value;
-  };
-  std::string text_;
-  std::vector<Step> steps_;
-};
 
 struct Tensor {  // a declared input or output
   std::string name;
@@ -65,7 +40,7 @@ struct Constant {
   Scalar value;
 };
 
-struct State {
+struct State {  // a buffer that the model changes
   std::string name;
   Dtype dtype = Dtype::f32;
   std::vector<std::int64_t> shape;
@@ -96,7 +71,17 @@ Status check_constant(const Contract& contract, std::string_view name, const Sca
 
 Result<std::vector<std::int64_t>> shape_of(const Tensor& tensor, std::span<const std::int64_t> dims);
 Result<std::size_t> bytes_of(const Tensor& tensor, std::span<const std::int64_t> dims);  // overflow is an error
+Result<std::size_t> bytes_of(Dtype dtype, std::span<const std::int64_t> shape);
 std::string signature(const Tensor& tensor);                                             // float32[batch,128]
+
+// The most bytes that the tensor has for any sizes of these dims.
+Result<std::size_t> capacity_of(const Tensor& tensor, std::span<const Dim> dims);
+
+// May inputs, outputs, models and versions have this name? `[A-Za-z0-9_][A-Za-z0-9_.-]*`, at most 256.
+bool is_name(std::string_view name);
+
+// Is the contract itself sound? Code::damaged says why not.
+Status validate(const Contract& contract);
 
 // k where axis 0 of an output is k*batch; nullopt for anything else.
 std::optional<std::int64_t> rows_per_item(const Tensor& output, std::size_t batch_dim);

@@ -1,0 +1,27 @@
+// Every path in the archive, and a reader's limits: the table of bundle_format/layout.py (a test compares the two).
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace mctl {
+
+constexpr std::string_view kManifest = "extra/mctl/manifest.json";
+constexpr std::string_view kReport = "extra/mctl/report.json";
+constexpr std::string_view kWeights = "mctl/weights.safetensors";
+constexpr std::string_view kGolden = "mctl/golden/";
+constexpr std::string_view kVariants = "data/aotinductor/";
+constexpr std::size_t kAlignment = 64;
+
+constexpr std::string_view kBundleSchema = "mctl.bundle/1";
+constexpr std::string_view kProgramSchema = "mctl.program/1";
+
+constexpr std::size_t kMaxMembers = 1 << 16;
+constexpr std::size_t kMaxName = 512;
+constexpr std::size_t kMaxManifest = 16 << 20;
+constexpr std::size_t kMaxReport = 64 << 20;
+constexpr std::size_t kMaxJsonDepth = 32;
+constexpr std::size_t kMaxTensors = 1 << 20;
+constexpr std::size_t kMaxTensorsHeader = 100 << 20;
+
+}  // namespace mctl

@@ -1,0 +1,281 @@
+#include "manifest.h"
+
+#include <algorithm>
+
+#include "contract_json.h"
+#include "json.h"
+#include "layout.h"
+#include "sha256.h"
+
+namespace mctl {
+namespace {
+
+namespace json = boost::json;
+
+std::vector<std::string> read_texts(Fields& fields, std::string_view name, bool required, std::string& fault) {
+  std::vector<std::string> texts;
+  fields.each(name, required,
+              [&](const json::value& item, const std::string& at) { texts.push_back(text_of(item, at, fault)); });
+  return texts;
+}
+
+// Returns the version of torch.
+std::string read_producer(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  fields.text("mctl");
+  const std::string torch = fields.text("torch");
+  for (const auto* name : {"torch_git", "python", "compiler"}) fields.text(name, false);
+  read_texts(fields, "flags", false, fault);
+  fields.finish();
+  return torch;
+}
+
+void read_source(const json::value& value, std::string& fault) {
+  Fields fields(value, "source", fault);
+  for (const auto* name : {"file", "sha256", "model"}) fields.text(name);
+  fields.integer("seed");
+  for (const auto* name : {"weights", "weights_sha256"}) fields.text(name, false);
+  fields.finish();
+}
+
+Target read_target(const json::value& value, std::string& fault) {
+  Fields fields(value, "target", fault);
+  Target target;
+  target.os = fields.text("os");
+  target.arch = fields.text("arch");
+  target.isa = fields.text("isa");
+  target.device = fields.find("device", false) != nullptr ? fields.text("device") : "cpu";
+  target.features = read_texts(fields, "features", false, fault);
+  target.glibc = fields.text("glibc", false);
+  target.glibcxx = fields.text("glibcxx", false);
+  fields.finish();
+  return target;
+}
+
+ConstantRef read_constant_ref(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  ConstantRef constant;
+  constant.tensor = fields.text("tensor");
+  if (const auto* stride = fields.find("stride", false))
+    constant.stride = integers_of(*stride, where + ".stride", fault);
+  constant.state = fields.boolean("state", false);
+  fields.finish();
+  return constant;
+}
+
+std::pair<std::int64_t, std::int64_t> pair_of(const json::value& value, const std::string& where, std::string& fault) {
+  const auto ends = integers_of(value, where, fault);
+  if (ends.size() == 2) return {ends[0], ends[1]};
+  if (fault.empty()) fault = where + " is no pair";
+  return {0, 0};
+}
+
+Variant read_variant(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  Variant variant;
+  variant.name = fields.text("name");
+  variant.library = fields.text("library");
+  fields.each_key("covers", true, [&](std::string key, const json::value& item, const std::string& at) {
+    variant.covers[std::move(key)] = pair_of(item, at, fault);
+  });
+  fields.each_key("constants", true, [&](std::string key, const json::value& item, const std::string& at) {
+    variant.constants[std::move(key)] = read_constant_ref(item, at, fault);
+  });
+  variant.imports = read_texts(fields, "imports", true, fault);
+  variant.threads = static_cast<int>(std::clamp<std::int64_t>(fields.integer("threads", 0), 0, 4096));
+  fields.finish();
+  return variant;
+}
+
+Golden read_golden(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  Golden golden{fields.text("name"), fields.text("member"), {}};
+  fields.each_key("dims", true, [&](std::string key, const json::value& item, const std::string& at) {
+    golden.dims[std::move(key)] = integer_of(item, at, fault);
+  });
+  fields.finish();
+  return golden;
+}
+
+Tolerance read_tolerance(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  const Tolerance tolerance{fields.number("rtol"), fields.number("atol")};
+  fields.finish();
+  return tolerance;
+}
+
+Member read_member(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  const std::int64_t size = fields.integer("size");
+  if (size < 0) fields.fail("size", "is negative");
+  Member member{static_cast<std::uint64_t>(size), fields.text("sha256")};
+  fields.finish();
+  return member;
+}
+
+void read_record(Fields& fields, Manifest& manifest, std::string& fault) {
+  fields.text("created");
+  if (const auto* producer = fields.find("producer")) manifest.torch = read_producer(*producer, "producer", fault);
+  if (const auto* exporter = fields.find("exporter", false)) read_producer(*exporter, "exporter", fault);
+  if (const auto* source = fields.find("source")) read_source(*source, fault);
+  if (const auto* parity = fields.find("parity", false))
+    if (const auto text = text_of(*parity, "parity", fault); text != "pass" && text != "skipped")
+      fields.fail("parity", "is neither `pass` nor `skipped`");
+  fields.each_key("preprocessing", false, [](const auto&...) {});
+  read_texts(fields, "notes", false, fault);
+}
+
+Manifest read_manifest(const json::value& value, std::string& fault) {
+  Fields fields(value, "manifest", fault);
+  Manifest manifest;
+  fields.text("schema");
+  manifest.name = fields.text("name");
+  manifest.version = fields.text("version");
+  read_record(fields, manifest, fault);
+  if (const auto* contract = fields.find("contract")) manifest.contract = contract_from_json(*contract, fault);
+  if (const auto* target = fields.find("target")) manifest.target = read_target(*target, fault);
+  fields.each_key("buckets", false, [&](std::string key, const json::value& item, const std::string& at) {
+    manifest.buckets[std::move(key)] = integers_of(item, at, fault);
+  });
+  fields.each("variants", true, [&](const json::value& item, const std::string& at) {
+    manifest.variants.push_back(read_variant(item, at, fault));
+  });
+  fields.each("golden", true, [&](const json::value& item, const std::string& at) {
+    manifest.golden.push_back(read_golden(item, at, fault));
+  });
+  fields.each_key("tolerances", true, [&](std::string key, const json::value& item, const std::string& at) {
+    manifest.tolerances[std::move(key)] = read_tolerance(item, at, fault);
+  });
+  fields.each_key("members", true, [&](std::string key, const json::value& item, const std::string& at) {
+    manifest.members[std::move(key)] = read_member(item, at, fault);
+  });
+  fields.finish();
+  return manifest;
+}
+
+// --- is it sound? ---------------------------------------------------------------------------------------------------
+
+Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
+
+const Dim* find_dim(const Contract& contract, std::string_view name) {
+  const auto found =
+      std::find_if(contract.dims.begin(), contract.dims.end(), [&](const Dim& dim) { return dim.name == name; });
+  return found != contract.dims.end() ? &*found : nullptr;
+}
+
+bool allows(const Dim& dim, std::int64_t size) {
+  return dim.min <= size && size <= dim.max && size % dim.multiple == 0;
+}
+
+Status check_listed(const Manifest& manifest, const std::string& path, const std::string& folder) {
+  if (manifest.members.contains(path) && path.starts_with(folder)) return Done{};
+  return damaged("the manifest names `" + path + "`, which is not a member listed under `" + folder + "`");
+}
+
+Status check_golden(const Manifest& manifest, const Golden& golden) {
+  for (const Dim& dim : manifest.contract.dims) {
+    const auto size = golden.dims.find(dim.name);
+    if (size == golden.dims.end() || !allows(dim, size->second) || golden.dims.size() != manifest.contract.dims.size())
+      return damaged("golden case `" + golden.name + "` does not give each dim a size inside its range");
+  }
+  return check_listed(manifest, golden.member, std::string(kGolden));
+}
+
+Status check_variant(const Manifest& manifest, const Variant& variant) {
+  const std::string where = "variant `" + variant.name + "`";
+  if (variant.covers.size() != manifest.contract.dims.size())
+    return damaged(where + " does not say which sizes of each dim it covers");
+  for (const auto& [name, range] : variant.covers) {
+    const Dim* dim = find_dim(manifest.contract, name);
+    if (dim == nullptr || range.first < dim->min || range.first > range.second || range.second > dim->max)
+      return damaged(where + " covers sizes of dim `" + name + "` outside its range");
+  }
+  if (!variant.constants.empty() && !manifest.members.contains(kWeights))
+    return damaged(where + " has constants, but the manifest lists no `" + std::string(kWeights) + "`");
+  return check_listed(manifest, variant.library, std::string(kVariants) + variant.name + "/");
+}
+
+bool covers_all(const Contract& contract, const Variant& variant) {
+  return std::all_of(contract.dims.begin(), contract.dims.end(),
+                     [&](const Dim& dim) { return variant.covers.at(dim.name) == std::pair(dim.min, dim.max); });
+}
+
+Status check_buckets(const Manifest& manifest) {
+  for (const auto& [name, sizes] : manifest.buckets) {
+    const Dim* dim = find_dim(manifest.contract, name);
+    const bool ascending = std::adjacent_find(sizes.begin(), sizes.end(), std::greater_equal()) == sizes.end();
+    const auto inside = [&](std::int64_t size) { return allows(*dim, size); };
+    if (dim == nullptr || !ascending || !std::all_of(sizes.begin(), sizes.end(), inside))
+      return damaged("the buckets of dim `" + name + "` are not ascending sizes inside its range");
+    if (sizes.empty() || sizes.back() != dim->max)
+      return damaged("the buckets of dim `" + name + "` do not end with its maximum, " + std::to_string(dim->max));
+  }
+  return Done{};
+}
+
+Status check_tolerances(const Manifest& manifest) {
+  for (const auto& [name, tolerance] : manifest.tolerances) {
+    const auto& outputs = manifest.contract.outputs;
+    const bool known = std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) { return o.name == name; });
+    if (!known || tolerance.rtol < 0 || tolerance.atol < 0)
+      return damaged("the tolerance of output `" + name + "` is not sound");
+  }
+  return Done{};
+}
+
+Status check_sound(const Manifest& manifest) {
+  if (!is_name(manifest.name) || !is_name(manifest.version))
+    return damaged("name and version of the manifest have letters, digits, `_`, `.` and `-` only");
+  if (auto contract = validate(manifest.contract); !contract) return contract;
+  for (const Golden& golden : manifest.golden)
+    if (auto sound = check_golden(manifest, golden); !sound) return sound;
+  for (const Variant& variant : manifest.variants)
+    if (auto sound = check_variant(manifest, variant); !sound) return sound;
+  const auto whole = [&](const Variant& variant) { return covers_all(manifest.contract, variant); };
+  if (std::none_of(manifest.variants.begin(), manifest.variants.end(), whole))
+    return damaged("no variant covers the whole contract");
+  if (auto buckets = check_buckets(manifest); !buckets) return buckets;
+  return check_tolerances(manifest);
+}
+
+Status check_schema(const json::value& value) {
+  const auto* object = value.if_object();
+  const auto* schema = object != nullptr ? object->if_contains("schema") : nullptr;
+  if (schema == nullptr || !schema->is_string()) return damaged("it has no schema");
+  const std::string_view name = schema->get_string();
+  if (name == kBundleSchema) return Done{};
+  if (name == kProgramSchema)
+    return Error{Code::usage, "it is a program, not a bundle: run `mctl compile` on it, and serve what that writes"};
+  return damaged("unknown manifest schema `" + std::string(name.substr(0, 64)) +
+                 "`: it was made by another version of mctl");
+}
+
+}  // namespace
+
+Result<Manifest> parse_manifest(std::string_view text) {
+  if (text.size() > kMaxManifest) return damaged("the manifest has " + std::to_string(text.size()) + " bytes");
+  const auto value = parse_json(text);
+  if (!value) return damaged("the manifest is not valid: " + value.error().text);
+  if (auto schema = check_schema(*value); !schema) return schema.error();
+  std::string fault;
+  Manifest manifest = read_manifest(*value, fault);
+  if (!fault.empty()) return damaged("the manifest is not valid: " + fault);
+  if (auto sound = check_sound(manifest); !sound) return damaged("the manifest is not valid: " + sound.error().text);
+  manifest.digest = sha256(std::as_bytes(std::span(text)));
+  return manifest;
+}
+
+const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims) {
+  const auto covers = [&](const Variant& variant) {
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      const auto range = variant.covers.find(manifest.contract.dims[i].name);
+      if (range != variant.covers.end() && (dims[i] < range->second.first || dims[i] > range->second.second))
+        return false;
+    }
+    return true;
+  };
+  const auto found = std::find_if(manifest.variants.begin(), manifest.variants.end(), covers);
+  return found != manifest.variants.end() ? &*found : nullptr;
+}
+
+}  // namespace mctl
