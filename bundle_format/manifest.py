@@ -237,6 +237,6 @@ def _listed(manifest: Manifest, path: str, folder: str) -> None:
 def _unique(what: str, names: list[str]) -> None:
     seen = set()
     for name in names:
-        if not is_name(name) or name in seen:
+        if path_fault(name) or "/" in name or name in seen:  # it is a part of its member's path
             raise BundleError(f"the name of {what} `{name[:128]}` is not allowed, or there twice")
         seen.add(name)
