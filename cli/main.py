@@ -6,12 +6,12 @@ Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an error of mctl itself
 import sys
 import traceback
 
-import click
 import typer
 
 from .. import __version__
 from ..bundle_format.errors import MctlError
 from . import console
+from .compile import compile
 from .export import export
 
 app = typer.Typer(
@@ -38,33 +38,25 @@ def _root(
 
 
 app.command()(export)
+app.command()(compile)
 
 
 def main() -> None:
     """The `mctl` command."""
+    code = 0
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        app()  # ends with SystemExit: 0, 2 for wrong usage, 130 for Ctrl-C
     except MctlError as error:
         if "--json" in sys.argv:
             console.emit_json("mctl.error/1", False, error=error.message, hint=error.hint)
         console.render_error(error)
         code = error.exit_code
-    except KeyboardInterrupt:
-        console.say("interrupted")
-        code = 130
-    except BrokenPipeError:
-        code = 141
     except Exception:
         traceback.print_exc()
         console.say("\nthis is an error of mctl itself, not of your model or options: please report it")
         code = 3
     sys.stdout.flush()
-    sys.exit(code or 0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
