@@ -13,6 +13,7 @@ from ..bundle_format.errors import MctlError
 from . import console
 from .compile import compile
 from .export import export
+from .serve import serve
 
 app = typer.Typer(
     name="mctl",
@@ -39,6 +40,7 @@ def _root(
 
 app.command()(export)
 app.command()(compile)
+app.command()(serve)
 
 
 def main() -> None:

@@ -1,0 +1,58 @@
+"""`mctl serve`: a bundle over HTTP, by mctl-runner."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import console
+
+
+def serve(
+    context: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="What `mctl compile` wrote.")] = Path("bundle.pt2"),
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="0: a free one, told on stderr [8000].")] = None,
+    libtorch: Annotated[
+        Path | None, typer.Option(help="Folder of libtorch_cpu.so [that of the installed torch].")
+    ] = None,
+    instances: Annotated[int | None, typer.Option(help="Worker processes [1].")] = None,
+    threads: Annotated[int | None, typer.Option(help="OpenMP threads of a worker [cores / instances].")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Rows [the contract's maximum].")] = None,
+    max_queue_delay_us: Annotated[int | None, typer.Option(help="How long the oldest waits for company [0].")] = None,
+    allowed_batch_sizes: Annotated[
+        str | None, typer.Option(help="V,V,… a batch is padded to [the bundle's buckets].")
+    ] = None,
+    max_queue_size: Annotated[int | None, typer.Option(help="Rows; 503 beyond [4 x batch size x instances].")] = None,
+    default_timeout_ms: Annotated[int | None, typer.Option(help="A request's deadline [30000].")] = None,
+    max_request_rows: Annotated[
+        int | None, typer.Option(help="Larger than a batch: split; larger than this: 400.")
+    ] = None,
+    max_body_mb: Annotated[int | None, typer.Option(help="MiB; 413 beyond, inflated too [64].")] = None,
+    max_header_kb: Annotated[int | None, typer.Option(help="KiB of a request's head [64].")] = None,
+    max_connections: Annotated[int | None, typer.Option(help="At the same time [1024].")] = None,
+    idle_timeout: Annotated[int | None, typer.Option(help="Seconds without a request, or to send one [60].")] = None,
+    exit_timeout: Annotated[int | None, typer.Option(help="Seconds to drain after SIGTERM or SIGINT [30].")] = None,
+    worker_timeout: Annotated[
+        int | None, typer.Option(help="Seconds that a batch may run; then a new worker [60].")
+    ] = None,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="One JSON line a request on stderr.")] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Skip the digests of weights and golden cases.")
+    ] = False,
+    null: Annotated[
+        bool, typer.Option("--null", help="Answer zeros without a model: measures the server alone.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what is started as one JSON object.")] = False,
+) -> None:
+    """Serve a bundle over HTTP: Open Inference Protocol v2, dynamic batching, Prometheus metrics."""
+    from ..runner import native
+
+    options = {name: value for name, value in context.params.items() if name not in ("bundle", "libtorch", "json")}
+    start = native.prepare(bundle, libtorch, options, console.say)
+    console.say(f"host: {start.verdict.kind}, {start.verdict.reason}")
+    if json:
+        console.emit_json(
+            "mctl.serve/1", True, host=start.verdict.kind, reason=start.verdict.reason, command=start.command
+        )
+    native.become(start)

@@ -1,0 +1,121 @@
+"""Finds mctl-runner, which a checkout builds on first use, and the libtorch that it needs; then becomes it."""
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ..bundle_format import host
+from ..bundle_format.archive import open_bundle
+from ..bundle_format.errors import HostError, UsageError
+from ..bundle_format.host import Verdict
+
+INSTALLED = Path(__file__).parent / "bin" / "mctl-runner"
+SOURCES = Path(__file__).parent / "cpp"
+CHECKOUT = Path(__file__).parents[1]
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What will serve a bundle: the host verdict, and the program with its arguments."""
+
+    verdict: Verdict
+    command: tuple[str, ...]
+
+
+def prepare(bundle: Path, libtorch: Path | None, options: Mapping[str, object], say: Say) -> Start:
+    """All that can be known before the server starts. HostError where the bundle cannot be served here.
+
+    `options` are those of `mctl-runner serve` by their names in Python; None and False: not given.
+    """
+    _check_platform()
+    folder = find_libtorch(libtorch)
+    with open_bundle(bundle) as archive:
+        verdict = host.host_verdict(archive.manifest, folder)
+    if not verdict.ok:
+        raise HostError(f"this machine cannot run `{bundle}`: {verdict.reason}", verdict.hint)
+    words = ["serve", str(bundle), f"--libtorch={folder}"]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag}={value}")
+    return Start(verdict, (str(find_runner(say)), *words))
+
+
+def become(start: Start) -> NoReturn:
+    """Replaces this process: signals and the exit code are the runner's own, and no Python stays in memory."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would hand that on
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(start.command[0], start.command)
+
+
+def find_runner(say: Say = lambda _: None) -> Path:
+    """The binary: a wheel carries it, a checkout builds it when it is missing or older than its sources. HostError."""
+    if INSTALLED.is_file():
+        return INSTALLED
+    if not (CHECKOUT / "pyproject.toml").is_file() or not SOURCES.is_dir():
+        raise HostError("this installation of mctl has no `mctl-runner`", "install a wheel of mctl for Linux")
+    import fcntl  # there is none on Windows
+
+    built = CHECKOUT / "build" / "native" / "mctl-runner"
+    if not _is_current(built):
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with (built.parent.parent / "native.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_current(built):  # another process may have built it meanwhile
+                _build(built, say)
+    return built
+
+
+def find_libtorch(named: Path | None = None) -> Path:
+    """The folder of libtorch_cpu.so: `named` (or a file in it), $MCTL_LIBTORCH, or torch's, which is not imported."""
+    folder = host.libtorch_folder(named) if named else host.find_libtorch()
+    if folder is None and named is not None:
+        raise UsageError(f"there is no libtorch_cpu.so in `{named}`")
+    if folder is None:
+        raise HostError("found no libtorch", "install torch, or name the folder of libtorch_cpu.so with `--libtorch`")
+    return folder
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        here = f"{platform.system()} on {platform.machine()}"
+        raise HostError(f"serving needs Linux on x86-64 or aarch64, this is {here}", "`mctl run` works here")
+
+
+def _is_current(built: Path) -> bool:
+    if not built.is_file():
+        return False
+    sources = (path for path in SOURCES.iterdir() if path.suffix in (".cc", ".h", ".txt", ".json"))
+    return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)
+
+
+def _build(built: Path, say: Say) -> None:
+    scripts = sysconfig.get_path("scripts")
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+    for tool, package in (("cmake", "pip install cmake"), ("ninja", "pip install ninja"), ("c++", "apt install g++")):
+        if shutil.which(tool, path=path) is None and not (tool == "c++" and os.environ.get("CXX")):
+            raise HostError(f"cannot build `mctl-runner`: there is no `{tool}`", f"`{package}`, or install a wheel")
+    say("building mctl-runner, once: about a minute")
+    environment = os.environ | {"PATH": path}
+    for words in (
+        ["cmake", "--preset", "native", f"-DPYTHON={sys.executable}"],
+        ["cmake", "--build", "--preset", "native", "--target", "mctl-runner"],
+    ):
+        done = subprocess.run(words, cwd=SOURCES, env=environment, text=True, capture_output=True, check=False)
+        if done.returncode:
+            log = built.parent / "build.log"
+            log.write_text(done.stdout + done.stderr)
+            raise HostError(f"cannot build `mctl-runner`: `{' '.join(words[:4])}` failed", f"its output is in `{log}`")
+    built.touch()  # nothing to do for the build tool still means that it is current
