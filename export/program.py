@@ -1,5 +1,6 @@
 """model.py to program.pt2, and program.pt2 read again."""
 
+import copy
 import platform
 import tempfile
 import time
@@ -206,9 +207,14 @@ def load_program(path: Path) -> Program:
     return Program(archives.open_program(path))
 
 
-def run_exported(program: Program) -> Run:
-    """The exported program as a function from named inputs to named outputs."""
-    module = program.exported.module()
+def run_exported(program: Program, *, double: bool = False) -> Run:
+    """The exported program as a function from named inputs to named outputs, in the state that it was exported in.
+
+    `double`: with its parameters and buffers in float64, for inputs in float64.
+    """
+    module = copy.deepcopy(program.exported.module())  # a model with state writes to its buffers
+    if double:
+        module = module.double()
     order = [declared.name for declared in program.manifest.contract.inputs]
 
     def run(inputs: Mapping[str, torch.Tensor]) -> Tensors:
