@@ -19,7 +19,16 @@ from . import kinds, zip_directory
 from . import manifest as manifests
 from .errors import BundleError, MctlError, UsageError, WrongKindError
 from .files import atomic
-from .layout import BUNDLE_SCHEMA, MANIFEST, MAX_MANIFEST, MAX_MEMBERS, MAX_REPORT, PROGRAM_SCHEMA, path_fault
+from .layout import (
+    ALIGNMENT,
+    BUNDLE_SCHEMA,
+    MANIFEST,
+    MAX_MANIFEST,
+    MAX_MEMBERS,
+    MAX_REPORT,
+    PROGRAM_SCHEMA,
+    path_fault,
+)
 from .manifest import Manifest, Member
 from .zip_directory import Entry
 
@@ -79,14 +88,14 @@ class Archive:
         """A member's bytes, as a window on the mapped file."""
         entry = self.members.get(path)
         if entry is None:
-            raise self._damage(f"it has no member `{path}`")
+            raise self.damage(f"it has no member `{path}`")
         return self._view[entry.offset : entry.offset + entry.size]
 
     def read(self, path: str, limit: int = MAX_REPORT) -> bytes:
         """A copy of a member's bytes; BundleError if there are more than `limit`."""
         view = self.view(path)
         if len(view) > limit:
-            raise self._damage(f"member `{path}` has {len(view)} bytes, allowed {limit}")
+            raise self.damage(f"member `{path}` has {len(view)} bytes, allowed {limit}")
         return bytes(view)
 
     @cached_property
@@ -98,14 +107,20 @@ class Archive:
             manifest = manifests.decode(self.read(MANIFEST, MAX_MANIFEST))
         except BundleError as error:
             raise BundleError(f"`{self.path}` is damaged: {error.message}", error.hint or _AGAIN) from error
-        for path in self.members:
+        self._compare(manifest)
+        return manifest
+
+    def _compare(self, manifest: Manifest) -> None:
+        """The manifest's list of members with the zip's, and the rules that torch's own archives need not keep."""
+        for path, entry in self.members.items():
             if path != MANIFEST and path not in manifest.members:
-                raise self._damage(f"member `{path}` is not in the manifest's list")
+                raise self.damage(f"member `{path}` is not in the manifest's list")
+            if entry.offset % ALIGNMENT or entry.described:
+                raise self.damage(f"member `{path}` is not on a boundary of {ALIGNMENT} bytes, or is not plain")
         for path, member in manifest.members.items():
             size = len(self.view(path))
             if size != member.size:
-                raise self._damage(f"member `{path}` has {size} bytes, the manifest says {member.size}")
-        return manifest
+                raise self.damage(f"member `{path}` has {size} bytes, the manifest says {member.size}")
 
     @cached_property
     def digest(self) -> str:
@@ -119,13 +134,14 @@ class Archive:
             view = self.view(path)
             crc, digest = _hash(_chunks(view))
             if path in listed and digest != listed[path].sha256:
-                raise self._damage(f"member `{path}` does not have the SHA-256 that the manifest says")
+                raise self.damage(f"member `{path}` does not have the SHA-256 that the manifest says")
             if crc != self.members[path].crc:
-                raise self._damage(f"member `{path}` does not have the CRC-32 that the zip directory says")
+                raise self.damage(f"member `{path}` does not have the CRC-32 that the zip directory says")
         if not paths:
             self.verify(MANIFEST)
 
-    def _damage(self, text: str) -> BundleError:
+    def damage(self, text: str) -> BundleError:
+        """An error that names this file."""
         return BundleError(f"`{self.path}` is damaged: {text}", _AGAIN)
 
 

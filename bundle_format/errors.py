@@ -26,9 +26,17 @@ class MctlError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message = _printable(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = _printable(hint) if hint else None
+
+
+def _printable(text: str) -> str:
+    """Names come from files: what could move a terminal's cursor or change its colours is shown by its number."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 class UsageError(MctlError):

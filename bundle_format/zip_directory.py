@@ -29,11 +29,12 @@ MAX_DIRECTORY = MAX_MEMBERS * (_CENTRAL.size + MAX_NAME + 64)  # bytes
 
 
 class Entry(NamedTuple):
-    """Where a member's data lies in the file, in bytes, and its CRC-32."""
+    """Where a member's data lies in the file, in bytes, its CRC-32, and whether a data descriptor follows it."""
 
     offset: int
     size: int
     crc: int
+    described: bool
 
 
 class _Listed(NamedTuple):
@@ -72,10 +73,10 @@ def read(view: memoryview) -> tuple[str, dict[str, Entry]]:
             raise BundleError(f"member `{name}` is in no folder")
         if path in entries:
             raise BundleError(f"member `{path}` is there twice")
-        entries[path] = _read_local(view, member, name, fields.offset)
+        entries[path] = _read_local(view, member, path, fields.offset)
     if len(folders) > 1:
         raise BundleError("it has several top folders: " + ", ".join(f"`{f}`" for f in sorted(folders)[:4]))
-    _check_tiling(view, listed, list(entries.values()), fields.offset)
+    _check_tiling(view, listed, entries, fields.offset)
     return folders.pop(), entries
 
 
@@ -171,15 +172,13 @@ def _name(member: _Listed) -> str:
     except UnicodeDecodeError:
         raise BundleError(f"member `{member.name.decode(errors='replace')}`: the name is not valid UTF-8") from None
     if fault := path_fault(name):
-        raise BundleError(
-            f"member `{name.encode(errors='backslashreplace').decode()[:128]}`: the name is not allowed: {fault}"
-        )
+        raise BundleError(f"member `{name[:128]}`: the name is not allowed: {fault}")
     return name
 
 
-def _read_local(view: memoryview, member: _Listed, name: str, limit: int) -> Entry:
+def _read_local(view: memoryview, member: _Listed, path: str, limit: int) -> Entry:
     """The member's data, which must lie before `limit`; its local header has to agree with the central one."""
-    where = f"member `{name}`"
+    where = f"member `{path}`"
     if member.flags & _ENCRYPTED:
         raise BundleError(f"{where} is encrypted, which is not allowed")
     if member.method:
@@ -203,30 +202,30 @@ def _read_local(view: memoryview, member: _Listed, name: str, limit: int) -> Ent
     left_open = flags & _DESCRIBED and (crc, *sizes) in ((0, 0, 0), (0, _FOUR_GIB, _FOUR_GIB))
     if not same or not (told or left_open):
         raise BundleError(f"{where} has a local header that disagrees with the directory")
-    return Entry(data, member.size, member.crc)
+    return Entry(data, member.size, member.crc, bool(flags & _DESCRIBED))
 
 
-def _check_tiling(view: memoryview, listed: list[_Listed], entries: list[Entry], end: int) -> None:
+def _check_tiling(view: memoryview, listed: list[_Listed], entries: dict[str, Entry], end: int) -> None:
     """Members follow one another from the file's first byte to the directory, with at most a descriptor between."""
     at = 0
-    for member, entry in sorted(zip(listed, entries, strict=True), key=lambda pair: pair[0].header):
-        name = member.name.decode()
+    members = zip(listed, entries.items(), strict=True)
+    for member, (path, entry) in sorted(members, key=lambda pair: pair[0].header):
         if member.header < at:
-            raise BundleError(f"member `{name}` overlaps another one")
+            raise BundleError(f"member `{path}` overlaps another one")
         if member.header > at:
-            raise BundleError(f"there are {member.header - at} bytes before member `{name}` that belong to no member")
+            raise BundleError(f"there are {member.header - at} bytes before member `{path}` that belong to no member")
         at = entry.offset + entry.size
-        if member.flags & _DESCRIBED:
-            at += _descriptor_size(view[at:end], member, name)
+        if entry.described:
+            at += _descriptor_size(view[at:end], member, path)
     if at != end:
         raise BundleError(f"there are {end - at} bytes before the zip directory that belong to no member")
 
 
-def _descriptor_size(view: memoryview, member: _Listed, name: str) -> int:
+def _descriptor_size(view: memoryview, member: _Listed, path: str) -> int:
     for record in (_DESCRIPTOR, _DESCRIPTOR64):
         if len(view) >= record.size and record.unpack_from(view) == (b"PK\7\10", member.crc, member.size, member.size):
             return record.size
-    raise BundleError(f"member `{name}` has no data descriptor that agrees with the directory")
+    raise BundleError(f"member `{path}` has no data descriptor that agrees with the directory")
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

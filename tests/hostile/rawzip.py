@@ -1,0 +1,95 @@
+"""A zip writer whose every field can lie. It shares no code with the writer of bundles."""
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+
+TOP = b"m/"
+
+
+@dataclass
+class Part:
+    """A member. `local` and `central` override fields of its headers by name; `before` and `after` are raw bytes."""
+
+    name: bytes
+    data: bytes
+    flags: int = 0x0800
+    method: int = 0
+    local: dict[str, int | bytes] = field(default_factory=dict)
+    central: dict[str, int | bytes] = field(default_factory=dict)
+    before: bytes = b""
+    after: bytes = b""
+    aligned: bool = True
+    listed: bool = True
+    present: bool = True  # False: only the directory has it, at the last header written
+
+    @property
+    def path(self) -> bytes:
+        return self.name.removeprefix(TOP)
+
+
+def pack(parts: list[Part], *, prefix: bytes = b"", gap: bytes = b"", suffix: bytes = b"", **end: int | bytes) -> bytes:
+    """The parts as a zip. `end` overrides fields of the end record: here, count, size, offset, disk, comment, zip64."""
+    out = bytearray(prefix)
+    central = bytearray()
+    header = 0
+    for part in parts:
+        if part.present:
+            out += part.before
+            header = len(out)
+            out += _local(part, header) + part.data + part.after
+        if part.listed:
+            central += _central(part, header)
+    out += gap
+    at = len(out)
+    out += central
+    return bytes(out) + _end(sum(p.listed for p in parts), len(central), at, end) + suffix
+
+
+def _fields(part: Part) -> dict[str, int | bytes]:
+    size = len(part.data)
+    crc = zlib.crc32(part.data)
+    return {
+        "name": part.name,
+        "flags": part.flags,
+        "method": part.method,
+        "crc": crc,
+        "stored": size,
+        "size": size,
+        "extra": b"",
+    }
+
+
+def _local(part: Part, at: int) -> bytes:
+    f = _fields(part) | part.local
+    name, extra = bytes(f["name"]), bytes(f["extra"])
+    if part.aligned:
+        filler = -(at + 30 + len(name) + len(extra) + 4) % 64
+        extra += struct.pack("<2H", 0x4246, filler) + bytes(filler)
+    numbers = (20, f["flags"], f["method"], 0, 0x21, f["crc"], f["stored"], f["size"], len(name), len(extra))
+    return struct.pack("<4s5H3I2H", b"PK\3\4", *numbers) + name + extra
+
+
+def _central(part: Part, header: int) -> bytes:
+    f = _fields(part) | {"header": header, "comment": b""} | part.central
+    name, extra, comment = bytes(f["name"]), bytes(f["extra"]), bytes(f["comment"])
+    numbers = (20, 20, f["flags"], f["method"], 0, 0x21, f["crc"], f["stored"], f["size"])
+    sizes = (len(name), len(extra), len(comment), 0, 0, 0, f["header"])
+    return struct.pack("<4s6H3I5H2I", b"PK\1\2", *numbers, *sizes) + name + extra + comment
+
+
+def _end(count: int, size: int, at: int, changes: dict[str, int | bytes]) -> bytes:
+    f: dict[str, int | bytes] = {"here": count, "count": count, "size": size, "offset": at, "disk": 0, "comment": b""}
+    f |= changes
+    comment = bytes(f["comment"])
+    record = struct.pack(
+        "<4s4H2IH", b"PK\5\6", f["disk"], 0, f["here"], f["count"], f["size"], f["offset"], len(comment)
+    )
+    return bytes(f.get("zip64", b"")) + record + comment
+
+
+def end64(count: int, size: int, offset: int, at: int, *, disks: int = 1, here: int | None = None) -> bytes:
+    """A zip64 end record with its locator, which says that the record stands at `at`."""
+    here = count if here is None else here
+    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, here, count, size, offset)
+    return record + struct.pack("<4sIQI", b"PK\6\7", 0, at, disks)
