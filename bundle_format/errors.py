@@ -19,6 +19,10 @@ Messages are lower case, put names in backticks and have no full stop; `hint` is
 them into text and an exit code. Any other exception is a bug and keeps its traceback (exit 3).
 """
 
+import re
+
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class MctlError(Exception):
     """Root of the tree: what went wrong, and the way out."""
@@ -33,10 +37,8 @@ class MctlError(Exception):
 
 
 def _printable(text: str) -> str:
-    """Names come from files: what could move a terminal's cursor or change its colours is shown by its number."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    """Names come from files: what moves a terminal's cursor or turns its writing around is shown by its number."""
+    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class UsageError(MctlError):
