@@ -1,0 +1,45 @@
+"""What `mctl compile` and its child process say to each other: one line of JSON a message."""
+
+import msgspec
+
+from ..bundle_format.manifest import ConstantRef
+
+LIBRARY, WEIGHTS = "model.so", "weights.safetensors"  # what the child leaves in its work folder
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Everything the child needs; paths are absolute. The first line of its standard input."""
+
+    program: str
+    work: str  # an empty folder of its own
+    remove: tuple[str, ...]  # what to remove when the parent dies
+    compiler: str  # an executable, named as the compiler that it stands for
+    march: str | None
+    features: tuple[str, ...]  # what inductor may find on the CPU
+    options: tuple[str, ...]  # KEY=VALUE for inductor
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True):
+    """A step begins."""
+
+    name: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The variant lies in the work folder: LIBRARY, and its constants in WEIGHTS."""
+
+    constants: dict[str, ConstantRef]
+    peak_bytes: int  # of the largest process
+    torch: str  # version
+    torch_git: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """No variant. `kind` is the name of an MctlError, or "bug" with a traceback as `message`."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+
+
+Message = Phase | Done | Failed

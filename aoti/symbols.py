@@ -1,0 +1,72 @@
+"""What a compiled library imports: which functions of libtorch it needs, and how old its C libraries may be."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bundle_format.errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """Undefined symbols of a library, by who has to provide them; versions as "2.34" and "3.4.30"."""
+
+    needed: tuple[str, ...]  # libraries that it names itself
+    torch: tuple[str, ...]  # sorted
+    glibc: str
+    glibcxx: str
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Those that run one of ATen's operators: `aoti_torch_cpu_addmm_out`."""
+        return tuple(name for name in self.torch if name.startswith("aoti_torch_cpu_"))
+
+    @property
+    def vector_math(self) -> tuple[str, ...]:
+        """Those of the SLEEF library inside libtorch: `Sleef_expf16_u10`."""
+        return tuple(name for name in self.torch if name.startswith("Sleef_"))
+
+
+def read_imports(path: Path) -> Imports:
+    """Reads the dynamic symbols of an ELF library.
+
+    What libc, libstdc++, libgcc and OpenMP provide carries a symbol version; the C interface of torch and SLEEF do not.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = elf.get_section_by_name(".dynsym")
+        indices = elf.get_section_by_name(".gnu.version")
+        torch = [
+            symbol.name
+            for number, symbol in enumerate(symbols.iter_symbols())
+            if symbol["st_shndx"] == "SHN_UNDEF"
+            and symbol["st_info"]["bind"] == "STB_GLOBAL"
+            and (indices is None or indices.get_symbol(number)["ndx"] == "VER_NDX_GLOBAL")
+        ]
+        versions = _versions(elf.get_section_by_name(".gnu.version_r"))
+        needed = tuple(tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED"))
+    return Imports(needed, tuple(sorted(torch)), _newest(versions, "GLIBC"), _newest(versions, "GLIBCXX"))
+
+
+def check_needed(imports: Imports) -> None:
+    """A library that names libtorch itself would run with one torch only: CompileError."""
+    named = [name for name in imports.needed if "torch" in name or name.startswith("libc10")]
+    if named:
+        raise CompileError(
+            f"the compiled library links to {', '.join(named)}",
+            "remove `aot_inductor.link_libtorch` from the options of inductor",
+        )
+
+
+def _versions(section) -> list[str]:  # type: ignore[no-untyped-def]
+    if section is None:
+        return []
+    return [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
+
+
+def _newest(versions: list[str], library: str) -> str:
+    """The newest `<library>_<version>` of them; empty if there is none."""
+    numbers = [v.removeprefix(f"{library}_") for v in versions if re.fullmatch(rf"{library}_[\d.]+", v)]
+    return max(numbers, key=lambda number: [int(part) for part in number.split(".")], default="")

@@ -1,0 +1,47 @@
+"""`mctl compile`: program.pt2 to a bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import console
+
+_DEFAULT = Path("program.pt2")
+
+
+def compile(
+    program: Annotated[
+        Path, typer.Argument(help="What `mctl export` wrote. torch reads it with pickle: trust it.")
+    ] = _DEFAULT,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("bundle.pt2"),
+    name: Annotated[str | None, typer.Option(help="The model's name in its server's paths.")] = None,
+    model_version: Annotated[str | None, typer.Option(help="The model's version in its server's paths.")] = None,
+    target: Annotated[
+        str, typer.Option(metavar="native|x86-64-v2|x86-64-v3|x86-64-v4", help="The CPUs that the code has to run on.")
+    ] = "native",
+    bucket: Annotated[
+        list[str], typer.Option(metavar="DIM=V,V,…", help="Sizes of a dim that are served without padding.")
+    ] = [],  # noqa: B006
+    inductor: Annotated[list[str], typer.Option(metavar="KEY=VALUE", help="A setting of torch's compiler.")] = [],  # noqa: B006
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after this time.")] = None,
+    work_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the temporary folder is made.")] = None,
+    parity: Annotated[bool, typer.Option("--parity/--no-parity", help="Check the bundle before it is written.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Compile a program ahead of time, check it against its golden cases, and write the bundle."""
+    from ..aoti.compiler import CompileOptions, compile_program
+    from ..aoti.plan import parse_buckets
+
+    options = CompileOptions(
+        name=name,
+        version=model_version,
+        target=target,
+        buckets=parse_buckets(bucket),
+        inductor=tuple(inductor),
+        timeout=timeout,
+        work_dir=work_dir,
+    )
+    with compile_program(program, options, console.say) as staged:
+        staged.write(output)
+    console.say(f"wrote {output}")
