@@ -80,7 +80,7 @@ class Request:
     arrival_us: int
     deadline_us: int
     rows: int
-    key: str = ""
+    key: str
 
 
 R = TypeVar("R", bound=Request)

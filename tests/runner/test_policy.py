@@ -74,7 +74,7 @@ def test_senseless_settings(fields: dict[str, int], message: str) -> None:
 
 def test_without_a_free_instance_only_deadlines_wake() -> None:
     settings = Settings(max_batch_size=2, max_queue_size=8, max_queue_delay_us=10)
-    queue = [Request(0, 0, 50, 1), Request(1, 0, 40, 1)]
+    queue = [Request(0, 0, 50, 1, ""), Request(1, 0, 40, 1, "")]
     assert decide(settings, queue, 20, free=0).wake_us == 40
     assert decide(settings, [], 20, free=1).wake_us is None
 
