@@ -4,6 +4,7 @@ import copy
 import platform
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -212,7 +213,9 @@ def run_exported(program: Program, *, double: bool = False) -> Run:
 
     `double`: with its parameters and buffers in float64, for inputs in float64.
     """
-    module = copy.deepcopy(program.exported.module())  # a model with state writes to its buffers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specs
+        module = copy.deepcopy(program.exported.module())  # a model with state writes to its buffers
     if double:
         module = module.double()
     order = [declared.name for declared in program.manifest.contract.inputs]
