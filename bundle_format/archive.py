@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Literal, Self
 
 import msgspec
 
@@ -121,6 +121,11 @@ class Archive:
             size = len(self.view(path))
             if size != member.size:
                 raise self.damage(f"member `{path}` has {size} bytes, the manifest says {member.size}")
+
+    @property
+    def kind(self) -> Literal["bundle", "program"]:
+        """Which of the two the manifest is about."""
+        return "bundle" if self.manifest.schema == BUNDLE_SCHEMA else "program"
 
     @cached_property
     def digest(self) -> str:

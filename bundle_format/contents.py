@@ -1,6 +1,9 @@
 """Do the members hold what the manifest says they hold? Digests prove who wrote a member, not that it is sound."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from . import contract as contracts
 from .archive import Archive
@@ -10,6 +13,25 @@ from .manifest import ConstantRef, Golden
 from .tensors import TensorEntry, read_header
 
 _EXTRA = "extra/"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A file without a fault: how many members it has, their bytes, and the digest that names its content."""
+
+    kind: Literal["bundle", "program"]
+    members: int
+    bytes: int
+    digest: str
+
+
+def verify(path: Path) -> Verified:
+    """Every limit, every digest, then what the members hold. Errors as Archive.open; they name the member."""
+    with Archive.open(path) as archive:
+        archive.verify()
+        check(archive)
+        sizes = [entry.size for entry in archive.members.values()]
+        return Verified(archive.kind, len(sizes), sum(sizes), archive.digest)
 
 
 def check(archive: Archive) -> None:

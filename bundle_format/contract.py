@@ -141,7 +141,7 @@ class TensorInfo(NamedTuple):
     high: int | None = None
 
 
-def signature(tensor: Input | Output) -> str:
+def signature(tensor: Input | Output | State) -> str:
     """`float32[batch,128]`."""
     return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
 

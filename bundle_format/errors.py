@@ -30,13 +30,13 @@ class MctlError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        message = _printable(message)
+        message = printable(message)
         super().__init__(message)
         self.message = message
-        self.hint = _printable(hint) if hint else None
+        self.hint = printable(hint) if hint else None
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names come from files: what moves a terminal's cursor or turns its writing around is shown by its number."""
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 

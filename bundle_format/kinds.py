@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import shlex
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Kind:
         """What to do with the file, for somebody who wanted it to be something else ("a program")."""
         if self.name == "bundle" and wanted == "a program":
             return "it is compiled already: give the program that it was made from, or serve it with `mctl serve`"
-        return _TABLE[self.name][1].format(path=path)
+        return _TABLE[self.name][1].format(path=shlex.quote(str(path)))
 
 
 def identify(path: str | Path) -> Kind:

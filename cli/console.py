@@ -2,18 +2,31 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
 
-from ..bundle_format.errors import MctlError
+from ..bundle_format.errors import MctlError, printable
 
-out = Console(soft_wrap=True, highlight=False)
-talk = Console(stderr=True, soft_wrap=True, highlight=False)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@cache
+def talk() -> "Console":
+    """stderr, with colours where it is a terminal. Imported here: `--help` and `inspect` do without."""
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def write(lines: Iterable[str]) -> None:
+    """Lines of data, on stdout."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def emit_json(schema: str, ok: bool, **fields: Any) -> None:
@@ -24,24 +37,24 @@ def emit_json(schema: str, ok: bool, **fields: Any) -> None:
 
 def say(text: str) -> None:
     """One line of talk, on stderr."""
-    talk.print(text, markup=False)
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def render_error(error: MctlError) -> None:
     """`error: …`, and the way out as `hint: …`."""
-    talk.print("[bold red]error:[/] ", end="")
-    talk.print(error.message, markup=False)
+    talk().print("[bold red]error:[/] ", end="")
+    talk().print(error.message, markup=False)
     if error.hint:
-        talk.print("\n[bold cyan]hint:[/] ", end="")
-        talk.print(error.hint, markup=False)
+        talk().print("\n[bold cyan]hint:[/] ", end="")
+        talk().print(error.hint, markup=False)
     annotate("error", error.message)
 
 
 @contextmanager
 def phase(text: str) -> Iterator[None]:
     """A spinner with `text` while the body runs; nothing but the final line where stderr is no terminal."""
-    if talk.is_terminal:
-        with talk.status(text):
+    if sys.stderr.isatty():
+        with talk().status(text):
             yield
     else:
         yield

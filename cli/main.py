@@ -3,6 +3,7 @@
 Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an error of mctl itself; 130 interrupted.
 """
 
+import io
 import sys
 import traceback
 
@@ -13,7 +14,9 @@ from ..bundle_format.errors import MctlError
 from . import console
 from .compile import compile
 from .export import export
+from .inspect import inspect
 from .serve import serve
+from .verify import verify
 
 app = typer.Typer(
     name="mctl",
@@ -40,12 +43,16 @@ def _root(
 
 app.command()(export)
 app.command()(compile)
+app.command()(inspect)
+app.command()(verify)
 app.command()(serve)
 
 
 def main() -> None:
     """The `mctl` command."""
     code = 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a name that the terminal's encoding lacks
     try:
         app()  # ends with SystemExit: 0, 2 for wrong usage, 130 for Ctrl-C
     except MctlError as error:

@@ -1,0 +1,205 @@
+"""What `inspect` tells of a program or bundle: the manifest and the directory, nothing hashed, no member decoded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .archive import Archive
+from .contract import Contract, signature
+from .errors import printable
+from .layout import GOLDEN, WEIGHTS
+from .manifest import Golden, Manifest, Member, Producer, Source, Target, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class VariantSummary:
+    """A compiled library: `bytes` of its file, and how many constants and symbols of libtorch it needs."""
+
+    name: str
+    bytes: int
+    covers: dict[str, tuple[int, int]]
+    constants: int
+    imports: tuple[str, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Can this machine run it, and why (not)?"""
+
+    verdict: Literal["optimal", "runs", "recompile", "unsupported"]
+    reason: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Sizes are bytes. `sizes` adds up the members by what they are for; `digest` names the file's content."""
+
+    file: str
+    kind: Literal["bundle", "program"]
+    bytes: int
+    sizes: dict[str, int]
+    digest: str
+    name: str
+    version: str
+    created: str
+    producer: Producer
+    exporter: Producer | None
+    source: Source
+    target: Target | None
+    parity: Literal["pass", "skipped"] | None
+    host: Host | None
+    contract: Contract
+    buckets: dict[str, tuple[int, ...]]
+    variants: tuple[VariantSummary, ...]
+    golden: tuple[Golden, ...]
+    preprocessing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def summarize(path: Path) -> Summary:
+    """Reads the zip's directory and the manifest, and compares the target with this machine. Errors as Archive.open."""
+    with Archive.open(path) as archive:
+        manifest = archive.manifest
+        return Summary(
+            file=printable(str(path)),
+            kind=archive.kind,
+            bytes=path.stat().st_size,
+            sizes=_sizes(manifest),
+            digest=archive.digest,
+            name=manifest.name,
+            version=manifest.version,
+            created=manifest.created,
+            producer=manifest.producer,
+            exporter=manifest.exporter,
+            source=manifest.source,
+            target=manifest.target,
+            parity=manifest.parity,
+            host=_host(manifest),
+            contract=manifest.contract,
+            buckets=manifest.buckets,
+            variants=tuple(_variant(variant, manifest.members) for variant in manifest.variants),
+            golden=manifest.golden,
+            preprocessing=tuple(manifest.preprocessing),
+            notes=manifest.notes,
+        )
+
+
+def _variant(variant: Variant, members: dict[str, Member]) -> VariantSummary:
+    return VariantSummary(
+        variant.name,
+        members[variant.library].size,
+        variant.covers,
+        len(variant.constants),
+        variant.imports,
+        variant.threads,
+    )
+
+
+def _host(manifest: Manifest) -> Host | None:
+    if manifest.target is None:
+        return None
+    from .host import host_verdict
+
+    verdict = host_verdict(manifest)
+    return Host(verdict.kind, verdict.reason, verdict.hint)
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    libraries = {variant.library for variant in manifest.variants}
+    sizes = {"code": 0, "weights": 0, "program": 0, "golden": 0, "other": 0}
+    for path, member in manifest.members.items():
+        if path in libraries:
+            sizes["code"] += member.size
+        elif path == WEIGHTS or path.startswith("data/weights/"):
+            sizes["weights"] += member.size
+        elif path.startswith("models/"):
+            sizes["program"] += member.size
+        elif path.startswith(GOLDEN):
+            sizes["golden"] += member.size
+        else:
+            sizes["other"] += member.size
+    return {what: size for what, size in sizes.items() if size}
+
+
+# --- as text -----------------------------------------------------------------------------------------------------
+
+
+def lines(summary: Summary) -> list[str]:
+    """The summary for a person: a title, then rows of a label and a value."""
+    rows = [*_origin_rows(summary), *_contract_rows(summary), *_content_rows(summary)]
+    width = max(len(label) for label, _ in rows)
+    what = {"bundle": "a bundle", "program": "a program that is not compiled"}[summary.kind]
+    below = "\n" + " " * (width + 2)  # a line break in a note does not start a row
+    texts = [f"{label:{width}}  {value}".replace("\n", below).rstrip() for label, value in rows]
+    return [f"{summary.file}: {what} ({human_bytes(summary.bytes)})", "", *texts]
+
+
+Rows = list[tuple[str, str]]
+
+
+def _origin_rows(summary: Summary) -> Rows:
+    made, source, target = summary.producer, summary.source, summary.target
+    rows = [
+        ("model", f"{summary.name}, version {summary.version}"),
+        ("digest", summary.digest),
+        ("made", f"{summary.created} by mctl {made.mctl}, torch {made.torch}" + _with(", Python ", made.python)),
+        ("source", f"{source.file}:{source.model}" + _with(", weights ", source.weights)),
+    ]
+    if target:
+        needs = f"{target.os} {target.arch}, {target.isa}" + _with(", glibc ", target.glibc)
+        rows += [("runs on", needs + _with(", libstdc++ ", target.glibcxx))]
+        rows += [("compiled by", made.compiler)] if made.compiler else []
+        rows += [("parity", summary.parity or "never checked")]
+    if summary.host:
+        rows += [("this host", f"{summary.host.verdict}: {summary.host.reason}")]
+        rows += [("", summary.host.hint)] if summary.host.hint else []
+    return rows
+
+
+def _contract_rows(summary: Summary) -> Rows:
+    contract = summary.contract
+    rows: Rows = []
+    for dim in contract.dims:
+        text = f"{dim.name} {dim.allowed}" + (", batched" if dim.name == contract.batch_dim else "")
+        buckets = summary.buckets.get(dim.name)
+        rows.append(("dim", text + (f", buckets {' '.join(map(str, buckets))}" if buckets else "")))
+    if contract.batch_dim is None:
+        rows.append(("batching", "none" + _with(": ", contract.batch_note)))
+    for declared in contract.inputs:
+        text = f"{declared.name} {signature(declared)}"
+        text += f", values {declared.range[0]}..{declared.range[1]}" if declared.range else ""
+        rows.append(("input", text + (f", padded with {declared.pad}" if declared.pad is not None else "")))
+    rows += [("constant", f"{constant.name} = {constant.value!r}") for constant in contract.constants]
+    rows += [("output", f"{output.name} {signature(output)}") for output in contract.outputs]
+    rows += [("state", f"{state.name} {signature(state)}") for state in contract.state]
+    return rows + ([("random", "the model draws random numbers")] if contract.random else [])
+
+
+def _content_rows(summary: Summary) -> Rows:
+    rows: Rows = []
+    for variant in summary.variants:
+        whole = all(variant.covers[dim.name] == (dim.min, dim.max) for dim in summary.contract.dims)
+        covers = ", ".join(f"{dim} {low}..{high}" for dim, (low, high) in variant.covers.items())
+        text = f"{variant.name}, {human_bytes(variant.bytes)}, {'all sizes' if whole else covers}"
+        rows.append(("variant", f"{text}, {variant.constants} constants, {len(variant.imports)} symbols of libtorch"))
+    if summary.golden:
+        rows.append(("golden cases", "; ".join(golden.name for golden in summary.golden)))
+    if summary.preprocessing:
+        rows.append(("preprocessing", ", ".join(summary.preprocessing)))
+    rows.append(("sizes", ", ".join(f"{what} {human_bytes(size)}" for what, size in summary.sizes.items())))
+    return rows + [("note", note) for note in summary.notes]
+
+
+def _with(before: str, text: str) -> str:
+    return before + text if text else ""
+
+
+def human_bytes(size: float) -> str:
+    """`512 B`, `1.5 kB`, `91.3 MB`: powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
