@@ -15,6 +15,7 @@ from . import console
 from .compile import compile
 from .export import export
 from .inspect import inspect
+from .parity import parity
 from .serve import serve
 from .verify import verify
 
@@ -43,6 +44,7 @@ def _root(
 
 app.command()(export)
 app.command()(compile)
+app.command()(parity)
 app.command()(inspect)
 app.command()(verify)
 app.command()(serve)

@@ -26,11 +26,11 @@ def row(contract: Contract, inputs: Tensors, index: int, copies: int = 1) -> dic
 
 
 def with_row(contract: Contract, batch: Tensors, single: Tensors, at: list[int]) -> dict[str, Tensor]:
-    """A copy of `batch` with the row of `single` at the places `at`."""
-    made = {}
+    """A copy of `batch` with the row of `single` at the places `at`, and its inputs that have no batch dim."""
+    made = {declared.name: single[declared.name] for declared in contract.inputs}
     for declared in contract.inputs:
-        made[declared.name] = batch[declared.name].clone()
         if _batched(contract, declared):
+            made[declared.name] = batch[declared.name].clone()
             made[declared.name][at] = single[declared.name][0]
     return made
 

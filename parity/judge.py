@@ -107,6 +107,11 @@ def agrees_to_the_floor(got: Tensor, wanted: Tensor) -> bool:
     return bool(((got64 - wanted64).abs() <= _floor(wanted64, name_of(got.dtype))).all())
 
 
+def has_floor(got: Tensor, wanted: Tensor) -> bool:
+    """Whether the two can be compared by floor and fp64: floats of the same dtype, narrower than it, and shape."""
+    return got.dtype == wanted.dtype and got.shape == wanted.shape and name_of(got.dtype) in FLOOR
+
+
 def _floor(values: Tensor, dtype: str) -> Tensor:
     mean = values.abs().mean() if values.numel() else values.new_zeros(())
     return FLOOR[dtype] * (values.abs() + mean)

@@ -1,0 +1,70 @@
+"""What `mctl parity`, `compile` and `build` share: tolerances of the command line, and a report told and written."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundle_format.errors import UsageError
+from ..bundle_format.files import atomic
+from ..bundle_format.manifest import Tolerance
+from . import console
+
+if TYPE_CHECKING:
+    from ..parity.report import Report
+
+
+def parse_tolerances(options: Sequence[str]) -> dict[str, Tolerance]:
+    """`["logits=1e-3,1e-5"]` by output. UsageError for what is no pair of numbers >= 0."""
+    found = {}
+    for option in options:
+        name, _, numbers = option.rpartition("=")
+        try:
+            rtol, atol = (float(number) for number in numbers.split(","))
+        except ValueError:
+            rtol = atol = float("nan")
+        if not name or not (isfinite(rtol) and isfinite(atol) and rtol >= 0 and atol >= 0):
+            raise UsageError(f"`--tolerance {option}` is not understood", "write it as `--tolerance logits=1e-3,1e-5`")
+        found[name] = Tolerance(rtol=rtol, atol=atol)
+    return found
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is done now, in one line that changes; nothing where stderr is no terminal."""
+    if not console.talk().is_terminal:
+        yield lambda text: None
+        return
+    with console.talk().status("") as status:
+        yield lambda text: status.update(text.replace("[", r"\["))
+
+
+def show(report: "Report") -> None:
+    """The verdict on stderr: the outputs, what failed and what to do, one last line; in GitHub Actions also there."""
+    from ..parity import report as forms
+
+    for line in forms.to_text(report):
+        console.say(line)
+    for result in report.failures:
+        console.annotate("error", f"parity: {result.verdict} in {result.case}: {forms.failure_text(result)}")
+    console.step_summary(forms.to_markdown(report))
+
+
+def write_files(report: "Report", *, junit: Path | None, json: Path | None, html: Path | None) -> None:
+    """The report in these forms, each where a path is given."""
+    from ..parity.html import to_html
+    from ..parity.report import to_json, to_junit
+
+    for path, form in ((junit, to_junit), (json, to_json), (html, to_html)):
+        if path is not None:
+            with atomic(path) as file:
+                file.write(form(report))
+
+
+def print_json(report: "Report") -> None:
+    """The whole report on stdout."""
+    from msgspec import to_builtins
+
+    fields = to_builtins(report)
+    console.emit_json(fields.pop("schema"), fields.pop("ok"), **fields)

@@ -1,0 +1,113 @@
+"""Is the compiled model the eager model, over the whole contract? The checks of one bundle, one after another."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..bundle_format.archive import Archive, open_bundle
+from ..bundle_format.errors import UsageError
+from ..bundle_format.manifest import Manifest, Tolerance
+from ..export.golden import load_golden
+from . import against as beside
+from . import apart, batching
+from .report import SCHEMA, Report, Result, overall
+from .runs import Compiled
+from .subject import Subject
+from .truth import Truth, live
+
+Progress = Callable[[str], None]
+
+
+def check_bundle(
+    path: Path,
+    *,
+    against: str | None = None,
+    weights: Path | None = None,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    seed: int = 0,
+    progress: Progress = lambda text: None,
+) -> Report:
+    """Parity of a bundle with its golden cases, or with the live eager model of `against` (MODEL.py[:NAME]).
+
+    MctlError where the bundle cannot be read or run here, or the model file cannot be loaded.
+    """
+    with open_bundle(path) as archive:
+        _refuse_unknown(archive.manifest, tolerance or {})
+        with Compiled(path) as compiled:  # it loads while this process does
+            progress("loading the model")
+            truth = live(against, weights, archive.manifest) if against else None
+            return examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
+
+
+def examine(
+    archive: Archive,
+    compiled: Compiled,
+    truth: Truth | None,
+    *,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    seed: int = 0,
+    progress: Progress = lambda text: None,
+    find_batching: bool = False,
+) -> Report:
+    """All checks. With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure."""
+    start = time.monotonic()
+    manifest = archive.manifest
+    compiled.wait()
+    subject = Subject(manifest, compiled, truth, load_golden(archive), tolerance or {}, seed)
+    results = _all(subject, progress)
+    batchable = all(result.verdict == "pass" for result in results if result.check == "rows")
+    if find_batching:
+        results = [
+            msgspec.structs.replace(r, counts=False) if r.verdict == "differs" and r.check == "rows" else r
+            for r in results
+        ]
+    verdict = overall(results)
+    return Report(
+        schema=SCHEMA,
+        ok=verdict == "pass",
+        verdict="random" if verdict == "pass" and subject.random else verdict,
+        model=f"{manifest.name} {manifest.version}",
+        file=archive.path.name,
+        digest=archive.digest,
+        reference=truth.label if truth else "eager's stored cases",
+        fp64=subject.fp64 or "not used: no model at hand that could run in fp64",
+        seed=seed,
+        seconds=time.monotonic() - start,
+        results=tuple(results),
+        left_out=tuple(subject.left_out),
+        notes=truth.notes if truth else (),
+        batchable=batchable if manifest.contract.batch_dim else None,
+    )
+
+
+def _found_only(result: Result) -> Result:
+    return msgspec.structs.replace(result, counts=result.verdict != "differs")
+
+
+def _all(subject: Subject, progress: Progress) -> list[Result]:
+    contract = subject.manifest.contract
+    results = []
+    if not contract.state:
+        results.append(repeated := apart.repeat(subject, progress))
+        if repeated.verdict == "random":
+            subject.random = True
+            results[-1] = msgspec.structs.replace(repeated, counts=not contract.random)
+    results += beside.stored_cases(subject, progress)
+    results += beside.sweep(subject, progress)
+    if contract.state or subject.random:  # neither of them gives the same answer twice
+        return results
+    if contract.batch_dim:
+        results += apart.rows(subject, contract.batch_dim, progress)
+    for dim in subject.manifest.buckets:
+        if batching.paddable(contract, dim):
+            results += apart.padding(subject, dim, progress)
+    return results
+
+
+def _refuse_unknown(manifest: Manifest, tolerance: Mapping[str, Tolerance]) -> None:
+    names = [output.name for output in manifest.contract.outputs]
+    for name in tolerance:
+        if name not in names:
+            raise UsageError(f"there is no output `{name}`", f"the model gives {', '.join(f'`{n}`' for n in names)}")

@@ -1,0 +1,74 @@
+"""The process in which compiled code runs for parity: whatever it does, mctl lives and says so.
+
+Started as `python -m mctl.parity.child BUNDLE`. It loads the bundle, answers (frames.py) that it did, and then obeys.
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from ..bundle_format.errors import MctlError
+from ..runner.session import load
+from .frames import Answer, Ask, Tensors, pack, tensors_in, unpack
+
+
+def main(bundle: str) -> None:
+    """Answers on what was stdout; the model's own prints go to stderr."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    served = _Served()
+    answers.write(served.answer(lambda: served.open(bundle)))
+    answers.flush()
+    while served.loaded and (frame := unpack(sys.stdin.buffer.read)) is not None:
+        ask = msgspec.json.decode(frame.head, type=Ask)
+        answers.write(served.answer(lambda ask=ask, frame=frame: served.obey(ask, tensors_in(frame))))  # type: ignore[misc]
+        answers.flush()
+
+
+class _Served:
+    """One session and the outputs that it was asked to keep."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.kept: Tensors = {}
+
+    def open(self, bundle: str) -> Tensors:
+        self.session = load(bundle)
+        self.loaded = True
+        return {}
+
+    def obey(self, ask: Ask, inputs: Tensors) -> Tensors:
+        if ask.do == "reset":
+            self.session.reset_state()
+            return {}
+        if ask.do == "kept":
+            return self.kept
+        if ask.seed is not None:
+            torch.manual_seed(ask.seed)
+        outputs: Tensors = self.session.call(inputs)
+        if ask.keep:
+            self.kept = outputs
+        return outputs
+
+    def answer(self, work: Callable[[], Tensors]) -> bytes:
+        start = time.perf_counter()
+        outputs: Tensors = {}
+        try:
+            outputs = work()
+            answer = Answer(ok=True)
+        except MctlError as error:
+            answer = Answer(ok=False, error=error.message, hint=error.hint, kind=type(error).__name__)
+        except Exception as error:  # the model's own
+            answer = Answer(ok=False, error=f"{type(error).__name__}: {error}")
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return pack(msgspec.structs.replace(answer, seconds=seconds, peak=peak), outputs)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,191 @@
+"""What stands between a program and its bundle: it is compiled, checked, and only then written."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from ..aoti.compiler import CompileOptions, Staged, Stats, compile_program
+from ..bundle_format import archive as archives
+from ..bundle_format.errors import ParityError, UsageError
+from ..bundle_format.layout import REPORT
+from ..bundle_format.manifest import Manifest, Tolerance
+from ..export.program import ExportReport, ExportRequest, export_model, load_program
+from .check import Progress, examine
+from .judge import Comparison
+from .report import Report, to_json
+from .runs import Compiled
+from .truth import Truth, exported, live
+
+NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
+
+
+class FailedError(ParityError):
+    """The bundle was not written; `report` says why."""
+
+    def __init__(self, report: Report) -> None:
+        first = report.failures[0]
+        text = f"the bundle was not written: {first.verdict} in `{first.case}`"
+        super().__init__(text, first.advice)
+        self.report = report
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A bundle that was written. `report` is None where parity was skipped, `export` where a program was given."""
+
+    path: Path
+    manifest: Manifest
+    size: int  # bytes
+    stats: Stats
+    report: Report | None
+    export: ExportReport | None = None
+
+
+def compile_checked(
+    program_path: Path,
+    output: Path,
+    options: CompileOptions,
+    *,
+    parity: bool = True,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    seed: int = 0,
+    progress: Progress,
+    truth: Callable[[Manifest], Truth] | None = None,
+) -> Made:
+    """Compiles a program, checks the bundle, and writes it whole or not at all.
+
+    It is compared with the exported program run by torch, or with `truth`. A model whose rows depend on each other
+    loses its batch dim, and says so. FailedError (with the report) where the compiled model is another; CompileError.
+    """
+    _require_folder(output)
+    with compile_program(program_path, options, progress) as staged:
+        report = None
+        if parity:
+            report = _checked(staged, output, truth or _from(program_path), tolerance or {}, seed, progress)
+        manifest = _write(staged, output, report, tolerance or {})
+        return Made(output, manifest, output.stat().st_size, staged.stats, report)
+
+
+def build(
+    request: ExportRequest,
+    output: Path,
+    options: CompileOptions,
+    *,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    progress: Progress,
+) -> Made:
+    """Export, compile, and parity against the live eager model; `request.output` is not used."""
+    _require_folder(output)
+    with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="mctl-build-") as folder:
+        program = Path(folder) / "program.pt2"
+        report = export_model(replace(request, output=program), progress)
+
+        def eager(manifest: Manifest) -> Truth:
+            return live(request.spec, request.weights, manifest)
+
+        made = compile_checked(
+            program, output, options, tolerance=tolerance, seed=request.seed, progress=progress, truth=eager
+        )
+        return replace(made, export=report)
+
+
+def _require_folder(output: Path) -> None:
+    """Said before minutes of compiling, not after."""
+    folder = output.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write `{output}`: there is no folder `{folder}`")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write `{output}`: its folder is read-only", "choose another place with `-o`")
+
+
+def _from(program_path: Path) -> Callable[[Manifest], Truth]:
+    return lambda _: exported(load_program(program_path))
+
+
+def _checked(
+    staged: Staged,
+    output: Path,
+    truth: Callable[[Manifest], Truth],
+    tolerance: Mapping[str, Tolerance],
+    seed: int,
+    progress: Progress,
+) -> Report:
+    """The report of a bundle that passes, checked at a temporary path beside `output`."""
+    with _beside(output) as path:
+        staged.write(path)
+        with archives.open_bundle(path) as archive, Compiled(path) as compiled:
+            progress("parity: loading the model")
+            report = examine(
+                archive,
+                compiled,
+                truth(staged.manifest),
+                tolerance=tolerance,
+                seed=seed,
+                progress=lambda text: progress(f"parity: {text}"),
+                find_batching=True,
+            )
+    report = msgspec.structs.replace(report, file=output.name, digest="")  # of a file that is gone
+    if not report.ok:
+        raise FailedError(report)
+    return report
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    path = output.resolve().parent / f".{output.name[:200]}.{secrets.token_hex(6)}.checking"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(staged: Staged, output: Path, report: Report | None, given: Mapping[str, Tolerance]) -> Manifest:
+    if report is None:
+        manifest = msgspec.structs.replace(staged.manifest, parity="skipped")
+        return archives.write(output, staged.top, staged.members, manifest)
+    manifest = _settled(staged.manifest, report, given)
+    return archives.write(output, staged.top, [*staged.members, (REPORT, to_json(report))], manifest)
+
+
+def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance]) -> Manifest:
+    """The manifest with what parity found: its verdict, batching, and tolerances that eager's own error asks for."""
+    contract, buckets, notes = manifest.contract, dict(manifest.buckets), list(manifest.notes)
+    if report.batchable is False and contract.batch_dim is not None:
+        buckets.pop(contract.batch_dim, None)
+        contract = msgspec.structs.replace(contract, batch_dim=None, batch_note=NOT_APART)
+        notes.append(f"not batchable: {NOT_APART}")
+    tolerances = {**manifest.tolerances, **given}
+    for name, wider in _wider(report).items():
+        tolerances[name] = wider
+        notes.append(f"tolerance of `{name}` is {wider.rtol:.1e},{wider.atol:.1e}: eager itself is that far from fp64")
+    return msgspec.structs.replace(
+        manifest,
+        contract=contract,
+        buckets=buckets,
+        tolerances=tolerances,
+        notes=tuple(notes),
+        parity="skipped" if report.verdict == "random" else "pass",
+    )
+
+
+def _wider(report: Report) -> dict[str, Tolerance]:
+    """Twice what the stored cases needed, where that is more than the manifest allows and was found to be fair."""
+    found: dict[str, Tolerance] = {}
+    for result in report.results:
+        for comparison in result.outputs if result.check == "golden" else ():
+            if _exceeds(comparison) and comparison.needed is not None:
+                rtol, atol = 2 * comparison.needed.rtol, 2 * comparison.needed.atol
+                before = found.get(comparison.output, Tolerance(rtol=0.0, atol=0.0))
+                found[comparison.output] = Tolerance(rtol=max(rtol, before.rtol), atol=max(atol, before.atol))
+    return found
+
+
+def _exceeds(comparison: Comparison) -> bool:
+    needed, allowed = comparison.needed, comparison.tolerance
+    return comparison.ok and needed is not None and allowed is not None and needed.rtol > allowed.rtol

@@ -1,0 +1,236 @@
+"""What parity found: the report, and its forms as text, Markdown, JSON and JUnit XML."""
+
+from collections.abc import Iterable
+from typing import Literal
+from xml.etree import ElementTree
+
+import msgspec
+
+from ..bundle_format.contract import Strict
+from .judge import Comparison
+
+Verdict = Literal["pass", "differs", "random", "stateful", "eager-raises-compiled-returns", "compiled-raises", "crash"]
+Check = Literal["golden", "values", "repeat", "rows", "padding"]
+
+SCHEMA = "mctl.parity/1"
+SEVERITY: tuple[Verdict, ...] = (
+    *("crash", "compiled-raises", "eager-raises-compiled-returns", "stateful", "random", "differs", "pass"),
+)
+ADVICE: dict[Verdict, str] = {
+    "differs": "compile again from the same program and weights; a tolerance that is too narrow for the model is"
+    " widened with `--tolerance OUTPUT=RTOL,ATOL`",
+    "random": "export with `--allow-random` if the model is meant to draw random numbers, else put it in eval mode",
+    "stateful": "register what changes between calls as a buffer and export again, so that the state is declared",
+    "eager-raises-compiled-returns": "declare the values that the model takes with `--range INPUT=LOW:HIGH` at export",
+    "compiled-raises": "export again with `--dim` ranges that the model supports",
+    "crash": "compile again with another `--inductor` setting, and declare value ranges with `--range` at export",
+}
+ADVICE_BY_CHECK: dict[Check, str] = {
+    "rows": "serve it without batching: export with `--batch-dim none`",
+    "padding": "export without `--pad` for these inputs, or let the model ignore what is padded",
+}
+TITLES: dict[Check, str] = {
+    "golden": "stored cases of eager",
+    "values": "sizes and values",
+    "repeat": "calls in a row",
+    "rows": "rows apart",
+    "padding": "padding",
+}
+
+
+class Result(Strict, frozen=True):
+    """One check of one case. `seconds` are of the compiled calls; `counts`: a failure fails the whole."""
+
+    check: Check
+    case: str
+    verdict: Verdict
+    detail: str = ""
+    outputs: tuple[Comparison, ...] = ()
+    seconds: float = 0.0
+    counts: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == "pass" or not self.counts
+
+    @property
+    def advice(self) -> str:
+        return "" if self.verdict == "pass" else ADVICE_BY_CHECK.get(self.check) or ADVICE[self.verdict]
+
+
+class Summary(Strict, frozen=True):
+    """One output over all cases: the case that came closest to its tolerance, or exceeded it the most."""
+
+    output: str
+    cases: int
+    failed: int
+    case: str
+    comparison: Comparison
+
+
+class Report(Strict, frozen=True):
+    """The verdict and everything it rests on."""
+
+    schema: str
+    ok: bool
+    verdict: Verdict
+    model: str  # name and version
+    file: str
+    digest: str  # SHA-256 of the bundle's manifest
+    reference: str  # what the compiled model was compared with
+    fp64: str  # whether an fp64 reference was used, or why not
+    seed: int
+    seconds: float
+    results: tuple[Result, ...]
+    left_out: tuple[str, ...] = ()  # cases beyond the budget
+    notes: tuple[str, ...] = ()
+    batchable: bool | None = None  # None: there is no batch dim
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if not result.ok)
+
+
+def overall(results: Iterable[Result]) -> Verdict:
+    """The gravest verdict among the results that count."""
+    found = {result.verdict for result in results if not result.ok}
+    return next(verdict for verdict in SEVERITY if verdict in found or verdict == "pass")
+
+
+def summaries(report: Report) -> list[Summary]:
+    """One line for each output, in the order of the outputs."""
+    found: dict[str, list[tuple[Result, Comparison]]] = {}
+    for result in report.results:
+        for comparison in result.outputs:
+            found.setdefault(comparison.output, []).append((result, comparison))
+    return [_summary(output, pairs) for output, pairs in found.items()]
+
+
+def _summary(output: str, pairs: list[tuple[Result, Comparison]]) -> Summary:
+    failed = sum(not comparison.ok for _, comparison in pairs)
+    result, comparison = max(pairs, key=lambda pair: (not pair[1].ok, _strain(pair[1])))
+    return Summary(output=output, cases=len(pairs), failed=failed, case=result.case, comparison=comparison)
+
+
+def _strain(comparison: Comparison) -> float:
+    """How much of its tolerance a comparison needs; infinite where no tolerance would do."""
+    if comparison.needed is None or comparison.tolerance is None:
+        return 0.0 if comparison.ok else float("inf")
+    return comparison.needed.rtol / comparison.tolerance.rtol if comparison.tolerance.rtol else comparison.max_abs
+
+
+def counts(report: Report) -> list[tuple[str, int, int]]:
+    """(title, passed, all) for each kind of check that ran."""
+    rows = []
+    for check, title in TITLES.items():
+        results = [result for result in report.results if result.check == check]
+        if results:
+            rows.append((title, sum(result.verdict == "pass" for result in results), len(results)))
+    return rows
+
+
+def headline(report: Report) -> str:
+    """`pass: mlp 1 is the eager model: 34 of 34 checks pass (12.3 s)`."""
+    passed, total = sum(result.verdict == "pass" for result in report.results), len(report.results)
+    is_it = "is the eager model" if report.ok else "is not the eager model"
+    if report.ok and report.verdict == "random":
+        is_it = "draws random numbers: only shapes and dtypes were compared"
+    return f"{report.verdict}: {report.model} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
+
+
+OUTPUT_COLUMNS = ("output", "max error", "mean error", "cosine", "worst at", "needed", "allowed", "rule", "case")
+
+
+def output_row(summary: Summary) -> tuple[str, ...]:
+    """The cells of an output's line, in the order of OUTPUT_COLUMNS."""
+    found = summary.comparison
+    return (
+        found.output,
+        f"{found.max_abs:.2e}",
+        f"{found.mean_abs:.2e}",
+        f"{found.cosine:.9f}",
+        str(list(found.worst)),
+        _tolerance(found.needed) if found.rule != "exact" else "",
+        _tolerance(found.tolerance) if found.rule != "exact" else "0",
+        _rule(found),
+        summary.case,
+    )
+
+
+def _tolerance(tolerance: object) -> str:
+    rtol, atol = getattr(tolerance, "rtol", None), getattr(tolerance, "atol", None)
+    return "none would do" if rtol is None else f"{rtol:.1e},{atol:.1e}"
+
+
+def _rule(found: Comparison) -> str:
+    if found.error64 is None or found.eager64 is None:
+        return found.rule
+    return f"{found.rule} ({found.error64:.1e}, eager {found.eager64:.1e})"
+
+
+def failure_text(result: Result) -> str:
+    """What went wrong in one case, over a few lines, with what to do."""
+    lines = [result.detail] if result.detail else []
+    lines += [f"output '{found.output}': {found.fault}" for found in result.outputs if not found.ok]
+    return "\n".join([*lines, f"to do: {result.advice}"])
+
+
+# --- forms -------------------------------------------------------------------------------------------------------
+
+
+def to_text(report: Report) -> list[str]:
+    """Lines for a terminal: the outputs, what failed and what to do, and the verdict at the end."""
+    table = [OUTPUT_COLUMNS, *(output_row(summary) for summary in summaries(report))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = lines if len(lines) > 1 else []
+    lines += ["", *(f"{passed} of {total} pass: {title}" for title, passed, total in counts(report))]
+    for result in report.failures:
+        lines += ["", f"{result.verdict} in `{result.case}` ({TITLES[result.check]})"]
+        lines += [f"  {line}" for line in failure_text(result).splitlines()]
+    lines += [f"left out: {text}" for text in report.left_out] + [f"note: {text}" for text in report.notes]
+    return [*lines, "", headline(report)]
+
+
+def to_json(report: Report) -> bytes:
+    """The whole report; infinities and NaN are null, as JSON has none."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def to_markdown(report: Report) -> str:
+    """For the summary page of a CI job."""
+    lines = [f"### {'✅' if report.ok else '❌'} Parity: {headline(report)}", ""]
+    lines += _markdown_table(OUTPUT_COLUMNS, [output_row(summary) for summary in summaries(report)])
+    for result in report.failures:
+        lines += ["", f"**{result.verdict}** in `{result.case}` ({TITLES[result.check]})", "", "```"]
+        lines += [failure_text(result), "```"]
+    lines += ["", *(f"- {note}" for note in report.notes)]
+    return "\n".join(lines)
+
+
+def _markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    cells = [header, tuple("---" for _ in header), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def to_junit(report: Report) -> bytes:
+    """One test case for each check, in JUnit's XML as Jenkins, GitLab and GitHub actions read it."""
+    failures = str(len(report.failures))
+    total = {"tests": str(len(report.results)), "failures": failures, "errors": "0", "time": f"{report.seconds:.3f}"}
+    suites = ElementTree.Element("testsuites", total)
+    suite = ElementTree.SubElement(
+        suites, "testsuite", {"name": f"mctl parity {report.model}", "skipped": "0", **total}
+    )
+    for result in report.results:
+        place = {"classname": f"parity.{result.check}", "name": result.case, "time": f"{result.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", place)
+        if not result.ok:
+            what = {"type": result.verdict, "message": failure_text(result).splitlines()[0]}
+            ElementTree.SubElement(case, "failure", what).text = _xml_safe(failure_text(result))
+    ElementTree.indent(suites)
+    return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _xml_safe(text: str) -> str:
+    """Without the control characters that XML 1.0 has no way to write."""
+    return "".join(c for c in text if c in "\n\t" or c >= " ")
