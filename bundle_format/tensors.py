@@ -103,29 +103,49 @@ def _nbytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
+def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry]]:
+    """The start of a safetensors file with tensors of these dtypes and shapes, and where in the file each of them lies.
+
+    What follows the start is zeros, but for the tensors.
+    """
+    header: dict[str, dict[str, object]] = {}
+    ends: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        if name.startswith(FILLER) or name == "__metadata__":
+            raise ValueError(f"a tensor cannot be called {name!r}")
+        if filler := -at % ALIGNMENT:
+            header[f"{FILLER}{len(header)}"] = {"dtype": "U8", "shape": [filler], "data_offsets": [at, at + filler]}
+            at += filler
+        ends[name] = (at, at + _nbytes(name, dtype, shape))
+        header[name] = {"dtype": DTYPES[dtype].safetensors, "shape": list(shape), "data_offsets": list(ends[name])}
+        at = ends[name][1]
+    text = msgspec.json.encode(header)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    start = len(text).to_bytes(8, "little") + text
+    places = {
+        name: TensorEntry(*tensors[name], len(start) + first, len(start) + end) for name, (first, end) in ends.items()
+    }
+    return start, places
+
+
 def dump(tensors: Mapping[str, Tensor]) -> list[Buffer]:
     """The pieces of a safetensors file, to be written one after another: archive.write takes them as a member.
 
     Buffers are not copied; they must be contiguous and hold row-major elements. A numpy array's is `array.data`.
     """
-    header: dict[str, dict[str, object]] = {}
-    pieces: list[Buffer] = []
-    at = 0
+    start, places = plan({name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()})
+    pieces: list[Buffer] = [start]
+    at = len(start)
     for name, (dtype, shape, buffer) in tensors.items():
-        size = memoryview(buffer).nbytes
-        if size != _nbytes(name, dtype, shape) or name.startswith(FILLER) or name == "__metadata__":
-            raise ValueError(f"tensor {name!r} cannot be stored: {dtype}{list(shape)} with {size} bytes")
-        if filler := -at % ALIGNMENT:
-            header[f"{FILLER}{len(header)}"] = {"dtype": "U8", "shape": [filler], "data_offsets": [at, at + filler]}
-            pieces.append(bytes(filler))
-            at += filler
-        offsets = [at, at + size]
-        header[name] = {"dtype": DTYPES[dtype].safetensors, "shape": list(shape), "data_offsets": offsets}
+        place = places[name]
+        if memoryview(buffer).nbytes != place.end - place.begin:
+            raise ValueError(f"{name!r} is no {dtype}{list(shape)}: it has {memoryview(buffer).nbytes} bytes")
+        if place.begin > at:
+            pieces.append(bytes(place.begin - at))
         pieces.append(buffer)
-        at += size
-    text = msgspec.json.encode(header)
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return [len(text).to_bytes(8, "little") + text, *pieces]
+        at = place.end
+    return pieces
 
 
 def save_bytes(tensors: Mapping[str, Tensor]) -> bytes:

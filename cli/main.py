@@ -16,6 +16,7 @@ from .compile import compile
 from .export import export
 from .inspect import inspect
 from .parity import parity
+from .run import run
 from .serve import serve
 from .verify import verify
 
@@ -47,6 +48,7 @@ app.command()(compile)
 app.command()(parity)
 app.command()(inspect)
 app.command()(verify)
+app.command()(run)
 app.command()(serve)
 
 

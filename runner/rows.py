@@ -14,18 +14,19 @@ def join(declared: Input, parts: Sequence[Tensor], batch_dim: str | None, dims: 
 
     An input without the batch dim is the same in all parts: the first stands for them.
     """
-    shape = shape_of(declared, dims)
+    batched = batch_dim is not None and batch_dim in declared.shape[:1]
+    return fill(declared, parts if batched else parts[:1], shape_of(declared, dims))
+
+
+def fill(declared: Input, parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """`parts` after one another along axis 0, in a tensor of this shape; what is left over holds the pad value."""
     if parts[0].shape == shape:
         return parts[0]
     joined = torch.full(shape, pad_value(declared), dtype=parts[0].dtype)
-    batched = batch_dim is not None and batch_dim in declared.shape[:1]
     at = 0
-    for part in parts if batched else parts[:1]:
-        where = [slice(size) for size in part.shape]
-        if batched:
-            where[0] = slice(at, at + part.shape[0])
-            at += part.shape[0]
-        joined[tuple(where)] = part
+    for part in parts:  # none is a scalar: that would have the shape
+        joined[(slice(at, at + part.shape[0]), *map(slice, part.shape[1:]))] = part
+        at += part.shape[0]
     return joined
 
 
