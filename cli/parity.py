@@ -38,8 +38,5 @@ def parity(
         found = check_bundle(
             bundle, against=against, weights=weights, tolerance=tolerances, seed=seed, progress=progress
         )
-    verdict.write_files(found, junit=junit, json=report, html=html)
-    verdict.show(found)
-    if json:
-        verdict.print_json(found)
+    verdict.tell(found, {"junit": junit, "report": report, "html": html, "json": json})
     raise typer.Exit(0 if found.ok else 1)

@@ -1,10 +1,11 @@
 """What `mctl parity`, `compile` and `build` share: tolerances of the command line, and a report told and written."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..bundle_format.errors import UsageError
 from ..bundle_format.files import atomic
@@ -40,8 +41,23 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(text.replace("[", r"\["))
 
 
-def show(report: "Report") -> None:
-    """The verdict on stderr: the outputs, what failed and what to do, one last line; in GitHub Actions also there."""
+def tell(report: "Report", options: Mapping[str, Any]) -> None:
+    """Everything that was asked for with --junit, --report, --html and --json, and what a person wants to see."""
+    from ..parity.html import to_html
+    from ..parity.report import to_json, to_junit
+
+    for option, form in (("junit", to_junit), ("report", to_json), ("html", to_html)):
+        if options[option] is not None:
+            with atomic(options[option]) as file:
+                file.write(form(report))
+    _show(report)
+    if options["json"]:
+        fields = msgspec.to_builtins(report)
+        console.emit_json(fields.pop("schema"), fields.pop("ok"), **fields)
+
+
+def _show(report: "Report") -> None:
+    """On stderr: the outputs, what failed and what to do, and the verdict; in GitHub Actions also there."""
     from ..parity import report as forms
 
     for line in forms.to_text(report):
@@ -49,22 +65,3 @@ def show(report: "Report") -> None:
     for result in report.failures:
         console.annotate("error", f"parity: {result.verdict} in {result.case}: {forms.failure_text(result)}")
     console.step_summary(forms.to_markdown(report))
-
-
-def write_files(report: "Report", *, junit: Path | None, json: Path | None, html: Path | None) -> None:
-    """The report in these forms, each where a path is given."""
-    from ..parity.html import to_html
-    from ..parity.report import to_json, to_junit
-
-    for path, form in ((junit, to_junit), (json, to_json), (html, to_html)):
-        if path is not None:
-            with atomic(path) as file:
-                file.write(form(report))
-
-
-def print_json(report: "Report") -> None:
-    """The whole report on stdout."""
-    from msgspec import to_builtins
-
-    fields = to_builtins(report)
-    console.emit_json(fields.pop("schema"), fields.pop("ok"), **fields)

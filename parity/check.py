@@ -56,7 +56,7 @@ def examine(
     manifest = archive.manifest
     compiled.wait()
     subject = Subject(manifest, compiled, truth, load_golden(archive), tolerance or {}, seed)
-    results = _all(subject, progress)
+    results = run_checks(subject, progress)
     batchable = all(result.verdict == "pass" for result in results if result.check == "rows")
     if find_batching:
         results = [
@@ -86,7 +86,8 @@ def _found_only(result: Result) -> Result:
     return msgspec.structs.replace(result, counts=result.verdict != "differs")
 
 
-def _all(subject: Subject, progress: Progress) -> list[Result]:
+def run_checks(subject: Subject, progress: Progress) -> list[Result]:
+    """Every check that says something of this contract, in the order of what they tell."""
     contract = subject.manifest.contract
     results = []
     if not contract.state:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from ..bundle_format.contract import Strict
+from ..bundle_format.manifest import Tolerance
 from .judge import Comparison
 
 Verdict = Literal["pass", "differs", "random", "stateful", "eager-raises-compiled-returns", "compiled-raises", "crash"]
@@ -66,6 +67,8 @@ class Summary(Strict, frozen=True):
     failed: int
     case: str
     comparison: Comparison
+    error64: float | None = None  # largest errors against fp64, over the cases where it was asked
+    eager64: float | None = None
 
 
 class Report(Strict, frozen=True):
@@ -107,9 +110,17 @@ def summaries(report: Report) -> list[Summary]:
 
 
 def _summary(output: str, pairs: list[tuple[Result, Comparison]]) -> Summary:
-    failed = sum(not comparison.ok for _, comparison in pairs)
-    result, comparison = max(pairs, key=lambda pair: (not pair[1].ok, _strain(pair[1])))
-    return Summary(output=output, cases=len(pairs), failed=failed, case=result.case, comparison=comparison)
+    result, worst = max(pairs, key=lambda pair: (not pair[1].ok, _strain(pair[1])))
+    exact = [found for _, found in pairs if found.error64 is not None]
+    return Summary(
+        output=output,
+        cases=len(pairs),
+        failed=sum(not found.ok for _, found in pairs),
+        case=result.case,
+        comparison=worst,
+        error64=max((found.error64 or 0.0 for found in exact), default=None),
+        eager64=max((found.eager64 or 0.0 for found in exact), default=None),
+    )
 
 
 def _strain(comparison: Comparison) -> float:
@@ -138,7 +149,21 @@ def headline(report: Report) -> str:
     return f"{report.verdict}: {report.model} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
 
 
-OUTPUT_COLUMNS = ("output", "max error", "mean error", "cosine", "worst at", "needed", "allowed", "rule", "case")
+OUTPUT_COLUMNS = (
+    *(
+        "output",
+        "max error",
+        "mean error",
+        "cosine",
+        "worst at",
+        "needed",
+        "allowed",
+        "rule",
+        "to fp64",
+        "eager to fp64",
+    ),
+    "case",
+)
 
 
 def output_row(summary: Summary) -> tuple[str, ...]:
@@ -146,26 +171,25 @@ def output_row(summary: Summary) -> tuple[str, ...]:
     found = summary.comparison
     return (
         found.output,
-        f"{found.max_abs:.2e}",
-        f"{found.mean_abs:.2e}",
+        _number(found.max_abs),
+        _number(found.mean_abs),
         f"{found.cosine:.9f}",
         str(list(found.worst)),
-        _tolerance(found.needed) if found.rule != "exact" else "",
-        _tolerance(found.tolerance) if found.rule != "exact" else "0",
-        _rule(found),
+        "" if found.rule == "exact" else _tolerance(found.needed),
+        "0" if found.rule == "exact" else _tolerance(found.tolerance),
+        found.rule,
+        _number(summary.error64),
+        _number(summary.eager64),
         summary.case,
     )
 
 
-def _tolerance(tolerance: object) -> str:
-    rtol, atol = getattr(tolerance, "rtol", None), getattr(tolerance, "atol", None)
-    return "none would do" if rtol is None else f"{rtol:.1e},{atol:.1e}"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
 
 
-def _rule(found: Comparison) -> str:
-    if found.error64 is None or found.eager64 is None:
-        return found.rule
-    return f"{found.rule} ({found.error64:.1e}, eager {found.eager64:.1e})"
+def _tolerance(tolerance: Tolerance | None) -> str:
+    return "none would do" if tolerance is None else f"{tolerance.rtol:.1e},{tolerance.atol:.1e}"
 
 
 def failure_text(result: Result) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -24,18 +24,10 @@ from ..bundle_format import errors
 from .frames import Answer, Ask, pack, tensors_in, unpack
 
 Tensors = Mapping[str, Tensor]
+Call = Callable[[Tensors], dict[str, Tensor]]  # named inputs to named outputs; raises what the model raises
 
 LOAD_SECONDS = 300.0
 CALL_SECONDS = 120.0
-
-
-class Run(Protocol):
-    """Something that computes the model. Raises what the model raises."""
-
-    def __call__(self, inputs: Tensors) -> dict[str, Tensor]: ...
-
-    def reset(self) -> None:
-        """Back to the state before the first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class RaisedError(Exception):
     """The compiled model raised, or the runner refused the inputs."""
 
 
-def attempt(run: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors) -> Outcome:
+def attempt(run: Call, inputs: Tensors) -> Outcome:
     """What became of one call; only an interrupt gets through."""
     start = time.perf_counter()
     try:
@@ -80,38 +72,37 @@ def attempt(run: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors) -> Out
 class Reference:
     """The model run by torch itself. `make` gives a callable in a fresh state: live eager, or an exported program."""
 
-    def __init__(self, make: Callable[[], Callable[[Tensors], dict[str, Tensor]]]) -> None:
+    def __init__(self, make: Callable[[], Call]) -> None:
         self._make = make
-        self._call: Callable[[Tensors], dict[str, Tensor]] | None = None
+        self._made: Call | None = None
 
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
-        self._call = self._call or self._make()
-        copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a model may write to its inputs
-        with torch.no_grad():
-            return {name: tensor.detach().clone() for name, tensor in self._call(copies).items()}
+        return self._run(self._ready(), inputs)
 
     def reset(self) -> None:
-        self._call = None
+        self._made = None
+
+    def _ready(self) -> Call:
+        self._made = self._made or self._make()
+        return self._made
+
+    def _run(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
+        copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a model may write to its inputs
+        with torch.no_grad():
+            return {name: tensor.detach().clone() for name, tensor in call(copies).items()}
 
 
-class Double:
-    """A reference in fp64: parameters and inputs are cast, and so is every result that the model asks narrower."""
+class Double(Reference):
+    """A reference in fp64: `make` casts the parameters; inputs and every narrower result are cast here."""
 
-    def __init__(self, make: Callable[[], Callable[[Tensors], dict[str, Tensor]]]) -> None:
-        self._reference = Reference(make)
-
-    def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
-        wide = {name: _wide(tensor) for name, tensor in inputs.items()}
+    def _run(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
             with _Widen():
-                return self._reference(wide)
+                return super()._run(call, {name: _wide(tensor) for name, tensor in inputs.items()})
         finally:
             torch.set_default_dtype(default)
-
-    def reset(self) -> None:
-        self._reference.reset()
 
 
 class _Widen(TorchDispatchMode):  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """What a compiled model is compared with: the live eager model, or the exported program run by torch."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,7 @@ from ..bundle_format.errors import ModelError, UsageError
 from ..bundle_format.manifest import Manifest
 from ..export.program import Program, run_exported
 from ..export.source import Source, eager, load_source
-from .runs import Double, Reference
-
-Call = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+from .runs import Call, Double, Reference
 
 
 @dataclass(frozen=True, slots=True)
