@@ -44,8 +44,10 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 def _check_place(path: Path) -> None:
     try:
         mode = path.stat().st_mode
-    except OSError:
-        return  # not there, or out of reach: opening will say so
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _explained(error, path) from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"cannot write `{path}`: it is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
 

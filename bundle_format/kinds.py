@@ -1,5 +1,6 @@
 """What a file is, told from its first bytes and its names: nothing is decoded that could run code."""
 
+import codecs
 import mmap
 import os
 import shlex
@@ -176,13 +177,16 @@ def _identify_head(head: bytes, size: int, suffix: str) -> Name:
     # ModelProto begins with its ir_version (field 1, varint) and goes on with a field of bytes
     if suffix == ".onnx" or (head[0] == 8 and 1 <= head[1:2][0] < 32 and head[2:3] in b"\x12\x1a\x22\x2a\x32\x3a\x42"):
         return "onnx"
-    return _identify_text(head, suffix)
+    return _identify_text(head, size, suffix)
 
 
-def _identify_text(head: bytes, suffix: str) -> Name:
-    # the last character may be cut in the middle
-    text = head.decode("utf-8", errors="ignore")
-    if b"\0" in head or len(head) - len(text.encode()) > 3:
+def _identify_text(head: bytes, size: int, suffix: str) -> Name:
+    try:
+        # the last character of the head may be cut in the middle, but not that of the file
+        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=size <= len(head))
+    except UnicodeDecodeError:
+        return "unknown"
+    if "\0" in text:
         return "unknown"
     if text.startswith("version https://git-lfs"):
         return "lfs pointer"

@@ -93,7 +93,7 @@ def _nbytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     size = DTYPES[dtype].size
     if len(shape) > _MAX_RANK or any(axis < 0 for axis in shape):
         raise BundleError(f"tensor `{name}` has a shape that is not allowed")
-    for axis in sorted(shape):  # a zero first: then the rest cannot overflow
+    for axis in shape:  # in their order, as other readers multiply them: a zero at the end does not undo an overflow
         size *= axis
         if size > _MAX_BYTES:
             raise BundleError(f"tensor `{name}` is larger than {_MAX_BYTES} bytes")

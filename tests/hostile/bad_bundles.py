@@ -1,6 +1,6 @@
 """Bad bundles: one fault each, with the stage at which a reader has to refuse it. Also used by the C++ tests.
 
-`python tests/hostile/build.py FOLDER` writes them with an index.json: [{"file", "stage", "error"}]. The stages follow
+`python -m tests.hostile.bad_bundles FOLDER` writes them with an index.json: [{"file", "stage", "error"}]. The stages follow
 one another: `open` (the zip's structure), `manifest`, `digest` (SHA-256 of members), `crc`, `contents` (what members
 hold); `good` has no fault. A reader that looks at more may refuse a file at an earlier stage, but never takes it.
 """
@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rawzip import TOP, Part, end64, pack
+from .rawzip import TOP, Part, end64, pack
 
 MANIFEST = b"m/extra/mctl/manifest.json"
 WEIGHTS = b"m/mctl/weights.safetensors"
