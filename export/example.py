@@ -1,5 +1,6 @@
 """Inputs of any size inside the declared ranges, made from the given example and a seed."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -9,16 +10,16 @@ from ..bundle_format.contract import Dim
 from .dims import Shape
 from .naming import Tensors
 
-Ranges = Mapping[str, tuple[int, int]]
+Ranges = Mapping[str, tuple[int, int] | None]
 
 
 def tracing_sizes(dims: Sequence[Dim], given: Mapping[str, int]) -> dict[str, int]:
-    """A size for each dim that torch does not specialise: at least twice the multiple (never 0 or 1), and no two alike.
+    """A size for each dim that torch does not specialise: at least twice the multiple (never 0 or 1), no two alike.
 
     The given example's sizes are kept where they allow it.
     """
     chosen: dict[str, int] = {}
-    for dim in sorted(dims, key=lambda dim: dim.max):  # the narrowest range chooses first
+    for dim in sorted(dims, key=lambda dim: dim.max - dim.min):  # the narrowest range chooses first
         least = max(dim.min, 2 * dim.multiple)
         options = [given.get(dim.name, 0), *range(least, min(dim.max, least + 64 * dim.multiple) + 1, dim.multiple)]
         allowed = [size for size in options if dim.allows(size) and size >= least]
@@ -35,8 +36,9 @@ def make_inputs(
     are scaled a little besides. Where the example is one constant, values are drawn from the input's range.
     """
     made: Tensors = {}
-    for at, (name, example) in enumerate(examples.items()):
-        generator = torch.Generator().manual_seed(hash((seed, at, *sizes.values())) % 2**63)
+    for name, example in examples.items():
+        key = f"{seed} {name} {sorted(sizes.items())}"
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shapes[name])
         made[name] = _like(example, shape, ranges.get(name), generator)
     return made
@@ -47,24 +49,22 @@ def _like(
 ) -> torch.Tensor:
     constant = example.numel() == 0 or bool((example == example.flatten()[0]).all())
     if example.dtype.is_floating_point:
-        return _float_like(_tiled(example, shape), constant, generator).to(example.dtype)
-    if constant and limits is not None and example.dtype is not torch.bool:
+        return _float_like(resized(example, shape), constant, generator).to(example.dtype)
+    if constant and limits is not None:
         low, high = limits
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(example.dtype)
-    return _tiled(example, shape)
+    return resized(example, shape)
 
 
 def _float_like(tiled: torch.Tensor, constant: bool, generator: torch.Generator) -> torch.Tensor:
     draw = torch.rand(tiled.shape, generator=generator, dtype=torch.float64)
     values = tiled.to(torch.float64)
-    if constant and tiled.numel() and values.flatten()[0] in (0, 1):
-        return draw  # a stand-in like `torch.zeros(…)`: says nothing about values, but 0 to 1 suits masks too
     if bool(((values == 0) | (values == 1)).all()):
-        return values  # a mask
+        return draw if constant else values  # a stand-in like `torch.zeros(…)` says nothing of values; a mask does
     return values * (1 - draw / 8)  # keeps signs, and what was bounded stays bounded
 
 
-def _tiled(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def resized(example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Repeated or cut along each axis."""
     if example.numel() == 0:
         return torch.zeros(shape, dtype=example.dtype)

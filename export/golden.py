@@ -1,6 +1,6 @@
 """Golden cases: inputs and what eager made of them, stored in the program and in the bundle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
@@ -57,12 +57,13 @@ def _stored(tensor: torch.Tensor) -> tensors.Tensor:
     return dtype_name(tensor.dtype), tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy())
 
 
-def case_sizes(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Sizes to try, the smallest first: all dims at their ends, in the middle, and each one at a prime."""
+def case_points(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Sizes to try: all dims at their ends, in the middle and at a prime, and each dim at its maximum by itself."""
+    smallest = {dim.name: dim.min for dim in dims}
     points = [{dim.name: _at(dim, share) for dim in dims} for share in (0.0, 0.5, 1.0)]
     points.append({dim.name: _prime(dim) for dim in dims})
-    unique = {tuple(point.items()): point for point in points}
-    return sorted(unique.values(), key=lambda point: sorted(point.values()))
+    points += [{**smallest, dim.name: dim.max} for dim in dims]
+    return list({tuple(point.items()): point for point in points}.values())
 
 
 def _at(dim: Dim, share: float) -> int:
@@ -78,6 +79,6 @@ def _prime(dim: Dim) -> int:
     return dim.multiple * next((n for n in candidates if all(n % k for k in range(2, isqrt(n) + 1))), low)
 
 
-def case_name(sizes: dict[str, int]) -> str:
+def case_name(sizes: Mapping[str, int]) -> str:
     """`batch=2,seq=77`; `fixed` where there is no dim."""
     return ",".join(f"{name}={size}" for name, size in sizes.items()) or "fixed"

@@ -36,24 +36,43 @@ def dtype_of(name: str) -> torch.dtype:
 class Named:
     """A model's example arguments taken apart into named leaves, and calls put together from named tensors.
 
-    `names` are all leaves in call order; `tensors` those that are tensors, `constants` the others.
+    `names` are all leaves in call order; `tensors` those that are tensors, `constants` the others. `supplied` tensors
+    take the place of leaves; those that the example does not have become keyword arguments.
     """
 
-    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        supplied: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        supplied = supplied or {}
+        known = self.leaves(forward, args, kwargs)
+        extra = _in_call_order(forward, [name for name in supplied if name not in known])
+        kwargs = {**kwargs, **{name: supplied[name] for name in extra}}
         leaves: list[Leaf] = []
         self._args = [_take_apart(value, name, leaves) for name, value in _positional(forward, args, kwargs)]
         self._kwargs = {name: _take_apart(value, name, leaves) for name, value in kwargs.items()}
         self.names = tuple(leaf.name for leaf in leaves)
-        for name in self.names:
-            if self.names.count(name) > 1:
-                raise ExportError(f"two inputs have the flat name `{name}`", "rename a key of the example inputs")
         self.tensors: Tensors = {}
         self.constants: dict[str, Scalar] = {}
         for name, value in leaves:
+            if name in self.tensors or name in self.constants:
+                raise ExportError(f"two inputs have the flat name `{name}`", "rename a key of the example inputs")
+            value = supplied.get(name, value)
             if isinstance(value, torch.Tensor):
                 self.tensors[name] = plain(value, f"input `{name}`")
             else:
                 self.constants[name] = value
+
+    @staticmethod
+    def leaves(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All leaves of the arguments by flat names, also where the arguments are not complete."""
+        leaves: list[Leaf] = []
+        for name, value in [*_positional(forward, args, kwargs, partial=True), *kwargs.items()]:
+            _take_apart(value, name, leaves)
+        return {leaf.name: leaf.value for leaf in leaves}
 
     def call(self, inputs: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the model with these tensors in their places."""
@@ -94,14 +113,21 @@ def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _positional(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _in_call_order(forward: Callable[..., Any], names: list[str]) -> list[str]:
+    order = list(inspect.signature(forward).parameters)
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _positional(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
+) -> list[tuple[str, Any]]:
     """Positional arguments with the names of the parameters that take them; `rest.0` for those of `*rest`."""
     signature = inspect.signature(forward)
     try:
-        bound = signature.bind(*args, **kwargs)
+        bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError as error:
-        message = f"`example_inputs` do not fit `forward{signature}`: {error}"
-        raise ExportError(message, "`example_inputs` is a tuple of positional or a dict of keyword arguments") from None
+        hint = "`example_inputs` is a tuple of positional or a dict of keyword arguments; `--input` adds to it by name"
+        raise ExportError(f"the example inputs do not fit `forward{signature}`: {error}", hint) from None
     named: list[tuple[str, Any]] = []
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind

@@ -1,37 +1,37 @@
 """model.py to program.pt2, and program.pt2 read again."""
 
-import copy
 import platform
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
 from torch.export import ExportedProgram
 
 from .. import __version__
 from ..bundle_format import archive as archives
-from ..bundle_format import contract as contracts
 from ..bundle_format.archive import Archive
-from ..bundle_format.contract import Contract, Input
-from ..bundle_format.errors import BundleError
-from ..bundle_format.manifest import Golden, Manifest, Producer, Tolerance, name_from
-from .capture import capture
-from .dims import DimSpec, InputSpec, bind
-from .example import make_inputs, tracing_sizes
-from .golden import Case, case_name, case_sizes, dump_case, member_of
-from .naming import Tensors, dtype_name
-from .outputs import describe_output
-from .source import Source, eager, load_source
+from ..bundle_format.contract import Contract
+from ..bundle_format.errors import BundleError, ExportError
+from ..bundle_format.manifest import Golden, Manifest, Producer
+from . import graph
+from .capture import Trace, capture
+from .cases import Cases, try_example
+from .declare import Declared, declare, describe_change
+from .describe import Wishes, check_names, describe
+from .dims import DimSpec, InputSpec
+from .example import make_inputs
+from .golden import Case, dump_case, member_of
+from .proof import prove_case, prove_repeated, tolerance_of
+from .running import Run, run_model, run_program
+from .source import Source, fresh_copy, load_source
+from .usercode import quiet
 
-Run = Callable[[Mapping[str, torch.Tensor]], Tensors]
 Progress = Callable[[str], None]
 
 
@@ -45,99 +45,111 @@ class ExportRequest:
     inputs: tuple[InputSpec, ...] = ()
     weights: Path | None = None
     seed: int = 0
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    pads: Mapping[str, int | float] = field(default_factory=dict)
-    batch_dim: str | None = None  # None: found; "none": there is none
-    output_names: tuple[str, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
     allow_random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was made, and what it took."""
+    """What was made, what was proven, and what it took."""
 
     path: Path
-    manifest: Manifest
     size: int  # bytes
-    seconds: dict[str, float]
+    manifest: Manifest
+    proven: dict[str, float]  # case -> largest absolute error of the program against eager
+    seconds: dict[str, float]  # by phase
     notes: tuple[str, ...]
 
 
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
-    """Writes program.pt2 (atomically) and says what it holds."""
-    progress("importing the model")
-    start = time.monotonic()
-    source = load_source(request.spec, weights=request.weights, seed=request.seed)
-    named = source.named
-    examples = named.tensors
-    dims = [spec.dim for spec in request.dims]
-    shapes = bind(request.dims, {name: tuple(value.shape) for name, value in examples.items()}, request.inputs)
-    given = {
-        axis: examples[name].shape[at]
-        for name, shape in shapes.items()
-        for at, axis in enumerate(shape)
-        if isinstance(axis, str)
-    }
-    sizes = tracing_sizes(dims, given)
-    progress("exporting")
-    inputs = make_inputs(examples, shapes, sizes, request.ranges, request.seed)
-    exported = capture(source.model, named, inputs, shapes, dims)
-    symbols = {}
-    placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"][-len(inputs) :]
-    for node, name in zip(placeholders, inputs, strict=True):
-        for at, axis in enumerate(shapes[name]):
-            if isinstance(axis, str):
-                expr = node.meta["val"].shape[at].node.expr
-                symbols[next(iter(expr.free_symbols))] = next(d for d in dims if d.name == axis)
-    results = next(n for n in exported.graph.nodes if n.op == "output").args[0]
-    run = eager(source)
-    names = list(run(inputs))
-    outputs = tuple(
-        describe_output(name, node.meta["val"], symbols)
-        for name, node in zip(names, results[-len(names) :], strict=True)
-    )
-    contract = Contract(
-        dims=tuple(dims),
-        inputs=tuple(
-            Input(
-                name=name,
-                dtype=dtype_name(value.dtype),
-                shape=shapes[name],
-                range=request.ranges.get(name),
-                pad=request.pads.get(name),
-            )
-            for name, value in examples.items()
-        ),
-        outputs=outputs,
-        state=tuple(
-            contracts.State(name=name, dtype=dtype_name(value.dtype), shape=tuple(value.shape))
-            for name, value in exported.state_dict.items()
-            if name in exported.run_decompositions({}).graph_signature.buffers_to_mutate.values()
-        ),
-        constants=tuple(contracts.Constant(name=name, value=value) for name, value in named.constants.items()),
-    )
-    buffers = {s.name: source.model.get_buffer(s.name).clone() for s in contract.state}
-    batch = "batch" if not contract.state and any(dim.name == "batch" for dim in dims) else None
-    if batch and not contracts.batch_fault(contract, batch):
-        contract = msgspec.structs.replace(contract, batch_dim=batch)
-    progress("running golden cases")
-    cases = []
-    for point in case_sizes(dims):
-        inputs = make_inputs(examples, shapes, point, request.ranges, request.seed)
-        for name, value in buffers.items():
-            source.model.get_buffer(name).copy_(value)
-        cases.append(Case(case_name(point), point, inputs, run(inputs)))
-    progress("writing")
-    manifest = _manifest(source, contract, cases)
-    manifest = _write(request.output, exported, manifest, cases)
-    seconds = {"total": time.monotonic() - start}
-    return ExportReport(request.output, manifest, request.output.stat().st_size, seconds, ())
+    """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
+    clock = _Clock(progress)
+    with clock.phase("import"):
+        source = load_source(request.spec, weights=request.weights, seed=request.seed)
+        declared = declare(source, request.dims, request.inputs)
+        check_names(request.wishes, declared.named, declared.dims)
+    notes = [note for note in [describe_change(declared)] if note]
+    with clock.phase("trace"):
+        traced = _trace(request, source, declared, notes)
+    with clock.phase("prove"):
+        cases = Cases(lambda: fresh_copy(source.model), declared, traced.contract, request.seed, notes)
+        proven = _prove(traced, cases)
+        kept = cases.kept(proven.cases)
+    with clock.phase("write"):
+        manifest = _write(request.output, traced.exported, _manifest(source, traced.contract, kept, notes), kept)
+    size = request.output.stat().st_size
+    return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
 
 
-def _manifest(source: Source, contract: Contract, cases: list[Case]) -> Manifest:
+@dataclass(slots=True)
+class _Clock:
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.progress(name)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - start, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    exported: ExportedProgram
+    contract: Contract
+
+
+def _trace(request: ExportRequest, source: Source, declared: Declared, notes: list[str]) -> _Traced:
+    """The exported program and its contract."""
+    outputs = try_example(declared, lambda: run_model(fresh_copy(source.model), declared.named), request.seed)
+    exported, trace = _capture(source, declared, request.seed)
+    graph.refuse_training(exported)
+    line = graph.random_line(exported)
+    if line and not request.allow_random:
+        hint = "take them out, or write `--allow-random`: then values cannot be compared"
+        raise ExportError(f"the model draws random numbers: {line}", hint)
+    _, changed = graph.changed_names(exported)
+    if changed:
+        names = dict(zip(graph.input_values(exported), declared.named.tensors, strict=True))
+        copied = frozenset(names[name] for name in changed)
+        exported, trace = _capture(source, declared, request.seed, copied)
+        notes.append(f"the model changes its input {', '.join(sorted(copied))} in place; the program works on a copy")
+    return _Traced(exported, describe(exported, trace, declared.named, declared.shapes, outputs, request.wishes))
+
+
+def _capture(
+    source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()
+) -> tuple[ExportedProgram, Trace]:
+    inputs = make_inputs(declared.named.tensors, declared.shapes, declared.sizes, {}, seed)
+    return capture(fresh_copy(source.model), declared.named, inputs, declared.shapes, declared.dims, copied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    cases: list[Case]
+    errors: dict[str, float]  # case -> largest absolute error
+
+
+def _prove(traced: _Traced, cases: Cases) -> _Proven:
+    """Compares program and eager at every case, and over several calls in a row."""
+    proven = _Proven([], {})
+    for case in cases.all():
+        with quiet():
+            run = run_program(traced.exported, traced.contract)
+            proven.errors[case.name] = prove_case(case, run, traced.contract)
+        proven.cases.append(case)
+    if not traced.contract.random:
+        with quiet():
+            run = run_program(traced.exported, traced.contract)
+            prove_repeated(cases.models, cases.bind, run, proven.cases[0].inputs)
+    return proven
+
+
+def _manifest(source: Source, contract: Contract, cases: list[Case], notes: list[str]) -> Manifest:
     return Manifest(
         schema="mctl.program/1",
-        name=name_from(Path(source.record.file).stem),
+        name=Path(source.record.file).stem,
         version="1",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         producer=producer(),
@@ -147,6 +159,7 @@ def _manifest(source: Source, contract: Contract, cases: list[Case]) -> Manifest
         tolerances={output.name: tolerance_of(output.dtype) for output in contract.outputs},
         members={},
         preprocessing=source.preprocessing,
+        notes=tuple(notes),
     )
 
 
@@ -160,27 +173,17 @@ def producer() -> Producer:
     )
 
 
-_TOLERANCES = {
-    "float64": Tolerance(rtol=1e-7, atol=1e-9),
-    "float32": Tolerance(rtol=1e-4, atol=1e-5),
-    "float16": Tolerance(rtol=1e-3, atol=1e-3),
-    "bfloat16": Tolerance(rtol=1e-2, atol=1e-2),
-}
-
-
-def tolerance_of(dtype: str) -> Tolerance:
-    """What may lie between compiled and eager; nothing for integers and booleans."""
-    return _TOLERANCES.get(dtype, Tolerance(rtol=0, atol=0))
-
-
 def _write(path: Path, exported: ExportedProgram, manifest: Manifest, cases: list[Case]) -> Manifest:
-    with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder:
+    """What `torch.export.save` writes, in one archive with the manifest and the golden cases."""
+    with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder, quiet():
         stock = Path(folder) / "stock.pt2"
         torch.export.save(exported, stock)
         with Archive.open(stock) as saved:
             members: list[tuple[str, archives.Data]] = [(name, saved.view(name)) for name in saved.members]
             members += [(member_of(case), dump_case(case)) for case in cases]
-            return archives.write(path, saved.top, members, manifest)
+            written = archives.write(path, saved.top, members, manifest)
+            members.clear()  # views of the mapping that is closed here
+        return written
 
 
 class Program:
@@ -198,9 +201,11 @@ class Program:
         """Read with pickle: as trusted as the model's source. BundleError where torch cannot read it."""
         self.archive.verify()
         try:
-            return torch.export.load(self.archive.path)
+            with quiet():
+                return torch.export.load(self.archive.path)
         except Exception as error:
-            raise BundleError(f"torch cannot read `{self.archive.path}`: {error}", "export it again") from error
+            reason = " ".join(str(error).split())[:400]
+            raise BundleError(f"torch cannot read `{self.archive.path}`: {reason}", "export it again") from error
 
 
 def load_program(path: Path) -> Program:
@@ -208,21 +213,6 @@ def load_program(path: Path) -> Program:
     return Program(archives.open_program(path))
 
 
-def run_exported(program: Program, *, double: bool = False) -> Run:
-    """The exported program as a function from named inputs to named outputs, in the state that it was exported in.
-
-    `double`: with its parameters and buffers in float64, for inputs in float64.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specs
-        module = copy.deepcopy(program.exported.module())  # a model with state writes to its buffers
-    if double:
-        module = module.double()
-    order = [declared.name for declared in program.manifest.contract.inputs]
-
-    def run(inputs: Mapping[str, torch.Tensor]) -> Tensors:
-        with torch.no_grad():
-            result: Any = module(*(inputs[name] for name in order))
-        return dict(result)
-
-    return run
+def run_exported(program: Program) -> Run:
+    """The exported program, in a fresh state, as a function from named inputs to named outputs."""
+    return run_program(program.exported, program.manifest.contract)

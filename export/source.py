@@ -1,11 +1,12 @@
 """The user's model file: imports it, finds the model and its example inputs, loads weights safely."""
 
+import copy
 import hashlib
 import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,10 @@ import torch
 from torch import nn
 
 from ..bundle_format import manifest
+from ..bundle_format.contract import Contract
 from ..bundle_format.errors import ExportError, UsageError
-from .naming import Named, Tensors, name_outputs
+from .naming import Named
+from .running import Run, run_model
 from .usercode import user_code
 from .weights import load_weights
 
@@ -31,9 +34,9 @@ class Source:
     record: manifest.Source
     preprocessing: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def named(self) -> Named:
-        return Named(self.model.forward, self.args, self.kwargs)
+    def named(self, supplied: Mapping[str, torch.Tensor] | None = None) -> Named:
+        """The arguments by flat names; `supplied` tensors replace or add to those of the example."""
+        return Named(self.model.forward, self.args, self.kwargs, supplied)
 
 
 def load_source(spec: str, *, weights: Path | None = None, seed: int = 0) -> Source:
@@ -144,16 +147,32 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-Run = Callable[[Mapping[str, torch.Tensor]], Tensors]
+def eager(source: Source, contract: Contract | None = None, *, double: bool = False) -> Run:
+    """The model itself, in a fresh state, as a function from named inputs to named outputs; it gets copies of inputs.
+
+    Inputs and outputs are named by `contract`, or else by the example. `double`: parameters, buffers and floating
+    inputs are float64. ModelError where the model raises.
+    """
+    named = source.named({declared.name: torch.empty(0) for declared in contract.inputs} if contract else None)
+    names = [output.name for output in contract.outputs] if contract else None
+    run = run_model(fresh_copy(source.model, double=double), named, names)
+    return (lambda inputs: run({name: _widened(value) for name, value in inputs.items()})) if double else run
 
 
-def eager(source: Source) -> Run:
-    """The model itself as a function from named inputs to named outputs; it gets copies of its inputs."""
-    named = source.named
+def _widened(value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.is_floating_point() else value
 
-    def run(inputs: Mapping[str, torch.Tensor]) -> Tensors:
-        args, kwargs = named.call({name: value.clone() for name, value in inputs.items()})
-        with torch.no_grad(), user_code("the model failed"):
-            return name_outputs(source.model(*args, **kwargs))[0]
 
-    return run
+def fresh_copy(model: nn.Module, *, double: bool = False) -> nn.Module:
+    """The model with buffers and attributes of its own, so that calls leave no trace; parameters are shared.
+
+    A model that cannot be copied is returned itself.
+    """
+    memo = {} if double else {id(parameter): parameter for parameter in model.parameters()}
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception:
+        if double:
+            raise
+        return model
+    return copied.double() if double else copied

@@ -1,0 +1,101 @@
+"""Runs the model over its declared range: the golden cases, within a budget of bytes and of work."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..bundle_format.contract import Contract, Input, Output, nbytes
+from ..bundle_format.errors import ExportError, ModelError
+from .declare import Declared
+from .example import elements, make_inputs
+from .golden import Case, case_name, case_points
+from .limits import explain_sizes
+from .naming import Tensors
+from .running import Run, run_model
+
+MAX_BYTES = 32 << 20  # of all golden cases together
+MAX_FLOPS = 2e11  # of one case: a second or two. Counted, not timed: the same model gives the same cases
+
+
+@dataclass(slots=True)
+class Cases:
+    """Inputs of any declared size, and what eager makes of them; `notes` say which cases are not run or kept."""
+
+    models: Callable[[], nn.Module]  # the model in a fresh state
+    declared: Declared
+    contract: Contract
+    seed: int
+    notes: list[str]
+
+    def bind(self, model: nn.Module) -> Run:
+        return run_model(model, self.declared.named, [output.name for output in self.contract.outputs])
+
+    def inputs(self, sizes: Mapping[str, int]) -> Tensors:
+        ranges = {declared.name: declared.range for declared in self.contract.inputs}
+        return make_inputs(self.declared.named.tensors, self.declared.shapes, sizes, ranges, self.seed)
+
+    def run(self, sizes: Mapping[str, int]) -> Case:
+        inputs = self.inputs(sizes)
+        return Case(case_name(sizes), dict(sizes), inputs, self.bind(self.models())(inputs))
+
+    def all(self) -> Iterator[Case]:
+        """The cases, the smallest first; ExportError where the model fails inside its declared range."""
+        each = self._flops_of_an_element()
+        for point in sorted(case_points(self.declared.dims), key=self._elements):
+            flops = each * self._elements(point)
+            if flops > MAX_FLOPS:
+                self.notes.append(f"case {case_name(point)} is left out: it takes about {flops / 1e12:.1f} TFLOP")
+                continue
+            try:
+                yield self.run(point)
+            except ModelError as error:
+                raise explain_sizes(self.run, self.declared.dims, self.declared.sizes, point, error) from error
+
+    def _elements(self, sizes: Mapping[str, int]) -> int:
+        return elements(self.declared.shapes, sizes)
+
+    def _flops_of_an_element(self) -> float:
+        """Floating-point operations of the model for each element of its inputs."""
+        with FlopCounterMode(display=False) as counter:
+            self.run(self.declared.sizes)
+        return float(counter.get_total_flops() / max(self._elements(self.declared.sizes), 1))
+
+    def kept(self, cases: list[Case]) -> list[Case]:
+        """Those that are stored: the smallest, and what fits into the budget."""
+        if self.contract.random:
+            self.notes.append("no golden cases are stored: the model draws random numbers")
+            return []
+        tensors: list[Input | Output] = [*self.contract.inputs, *self.contract.outputs]
+        kept: list[Case] = []
+        total = 0
+        for case in cases:
+            size = sum(nbytes(tensor, case.dims) for tensor in tensors)
+            if kept and total + size > MAX_BYTES:
+                self.notes.append(f"case {case.name} is proven, but not stored: it has {size / 1e6:.0f} MB")
+                continue
+            kept.append(case)
+            total += size
+        return kept
+
+
+def try_example(declared: Declared, make_eager: Callable[[], Run], seed: int) -> list[str]:
+    """Runs the model as the example says, then with the sizes to trace; the names of its outputs, in order.
+
+    ExportError where it fails.
+    """
+    try:
+        outputs = make_eager()(declared.named.tensors)
+    except ModelError as error:
+        raise ExportError(error.message.replace("failed", "fails on its example inputs", 1), error.hint) from error
+    if declared.sizes != declared.given:
+
+        def attempt(sizes: Mapping[str, int]) -> object:
+            return make_eager()(make_inputs(declared.named.tensors, declared.shapes, sizes, {}, seed))
+
+        try:
+            attempt(declared.sizes)
+        except ModelError as error:
+            raise explain_sizes(attempt, declared.dims, declared.given, declared.sizes, error) from error
+    return list(outputs)

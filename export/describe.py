@@ -1,0 +1,161 @@
+"""The contract of an exported program, read from the program itself and compared with what was declared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch.export import ExportedProgram
+
+from ..bundle_format import contract as contracts
+from ..bundle_format.contract import Constant, Contract, Dim, Input, Output, State
+from ..bundle_format.errors import ContractError, ExportError, UsageError
+from . import graph
+from .capture import Trace
+from .dims import Shape
+from .expressions import axis_of
+from .naming import Named, Tensors, dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user said of inputs and outputs, beside their dims."""
+
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    pads: Mapping[str, int | float] = field(default_factory=dict)
+    output_names: tuple[str, ...] = ()
+    batch_dim: str | None = None  # None: found by mctl; "none": there is none
+
+
+def check_names(wishes: Wishes, named: Named, dims: Sequence[Dim]) -> None:
+    """UsageError where `--range`, `--pad` or `--batch-dim` name what is not there."""
+    for option, names in (("range", wishes.ranges), ("pad", wishes.pads)):
+        for name in names:
+            if name not in named.tensors:
+                raise UsageError(f"`--{option}`: there is no input `{name}`", f"there are {', '.join(named.tensors)}")
+    if wishes.batch_dim not in (None, "none", *(dim.name for dim in dims)):
+        raise UsageError(f"`--batch-dim {wishes.batch_dim}`: no such dim is declared")
+
+
+def describe(
+    exported: ExportedProgram,
+    trace: Trace,
+    named: Named,
+    shapes: Mapping[str, Shape],
+    output_names: Sequence[str],
+    wishes: Wishes,
+) -> Contract:
+    """The contract; ExportError where the program is not what was declared, or the contract cannot say what it is."""
+    _prove_dims(exported, trace, shapes)
+    contract = Contract(
+        dims=tuple(trace.dims),
+        inputs=_inputs(exported, named.tensors, shapes, wishes),
+        outputs=_outputs(exported, trace, _renamed(output_names, wishes.output_names)),
+        constants=tuple(Constant(name=name, value=value) for name, value in named.constants.items()),
+        state=_state(exported),
+        random=graph.random_line(exported) is not None,
+    )
+    try:
+        contracts.validate(contract)
+    except ContractError as error:
+        hint = "rename what is wrong: in the model, or with `--output-name A,B`"
+        raise ExportError(f"the contract does not hold: {error.message}", hint) from error
+    return _with_batch_dim(contract, wishes.batch_dim)
+
+
+def _prove_dims(exported: ExportedProgram, trace: Trace, shapes: Mapping[str, Shape]) -> None:
+    """Each declared dim is a symbol with its whole range, and no other axis is one."""
+    values = graph.input_values(exported).values()
+    for (name, shape), value in zip(shapes.items(), values, strict=True):
+        for axis, (declared, size) in enumerate(zip(shape, value.shape, strict=True)):
+            free = set() if isinstance(size, int) else size.node.expr.free_symbols
+            if isinstance(declared, int):
+                if free:
+                    raise ExportError(f"axis {axis} of input `{name}` became dynamic, though no dim is declared for it")
+                continue
+            dim = next(dim for dim in trace.dims if dim.name == declared)
+            found = [exported.range_constraints.get(symbol) for symbol in free]
+            whole = [(dim.min // dim.multiple, dim.max // dim.multiple)]
+            if [(limits.lower, limits.upper) for limits in found if limits is not None] != whole:
+                raise ExportError(f"dimension `{declared}` is not dynamic over its range at axis {axis} of `{name}`")
+
+
+def _inputs(
+    exported: ExportedProgram, tensors: Tensors, shapes: Mapping[str, Shape], wishes: Wishes
+) -> tuple[Input, ...]:
+    found = graph.embedding_ranges(exported)
+    inputs = []
+    for torch_name, (name, value) in zip(graph.input_values(exported), tensors.items(), strict=True):
+        dtype = dtype_name(value.dtype)
+        limits = wishes.ranges.get(name, found.get(torch_name) if "int" in dtype else None)
+        inputs.append(Input(name=name, dtype=dtype, shape=shapes[name], range=limits, pad=_pad(name, dtype, wishes)))
+    return tuple(inputs)
+
+
+def _pad(name: str, dtype: str, wishes: Wishes) -> int | float | None:
+    pad = wishes.pads.get(name)
+    return int(pad) if pad is not None and "float" not in dtype and float(pad).is_integer() else pad
+
+
+def _renamed(names: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
+    if wanted and len(wanted) != len(names):
+        raise UsageError(
+            f"`--output-name` names {len(wanted)} outputs, the model has {len(names)}", f"they are {', '.join(names)}"
+        )
+    return wanted or names
+
+
+def _outputs(exported: ExportedProgram, trace: Trace, names: Sequence[str]) -> tuple[Output, ...]:
+    outputs = []
+    for name, value in zip(names, graph.result_values(exported), strict=True):
+        shape = [axis_of(size, trace.symbols, f"output `{name}`: axis {axis}") for axis, size in enumerate(value.shape)]
+        outputs.append(Output(name=name, dtype=dtype_name(value.dtype), shape=tuple(shape)))
+    return tuple(outputs)
+
+
+def _state(exported: ExportedProgram) -> tuple[State, ...]:
+    changed, _ = graph.changed_names(exported)
+    values: dict[str, Any] = {**exported.state_dict, **exported.constants}
+    return tuple(
+        State(name=name, dtype=dtype_name(values[name].dtype), shape=tuple(values[name].shape))
+        for name in changed
+        if isinstance(values.get(name), torch.Tensor)
+    )
+
+
+def _with_batch_dim(contract: Contract, wanted: str | None) -> Contract:
+    """The dim that requests may be joined along, or a note that says why there is none."""
+    note = _batch_note(contract)
+    if wanted == "none":
+        note = "the export asked for none"
+    elif wanted is not None:
+        fault = note or contracts.batch_fault(contract, wanted)
+        if fault:
+            raise UsageError(f"`--batch-dim {wanted}`: {fault}", "leave the option out, or write `--batch-dim none`")
+        return msgspec.structs.replace(contract, batch_dim=wanted)
+    candidate = _candidate(contract)
+    if note or candidate is None:
+        return msgspec.structs.replace(contract, batch_note=note or "no dim is axis 0 of every input")
+    fault = contracts.batch_fault(contract, candidate)
+    return (
+        msgspec.structs.replace(contract, batch_note=f"{candidate}: {fault}")
+        if fault
+        else msgspec.structs.replace(contract, batch_dim=candidate)
+    )
+
+
+def _batch_note(contract: Contract) -> str:
+    if contract.state:
+        return f"the model keeps state between calls ({', '.join(state.name for state in contract.state[:3])})"
+    return "the model draws random numbers" if contract.random else ""
+
+
+def _candidate(contract: Contract) -> str | None:
+    names = [dim.name for dim in contract.dims]
+    if "batch" in names:
+        return "batch"
+    leading = [
+        name for name in names if all(declared.shape[0] == name for declared in contract.inputs if declared.shape)
+    ]
+    return leading[0] if len(leading) == 1 else None

@@ -1,0 +1,159 @@
+"""torch's symbolic sizes as expressions of the contract: integers, dims, `+ - * //` and parentheses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.functions import FloorDiv
+
+from ..bundle_format.contract import Dim, evaluate
+from ..bundle_format.errors import ContractError, ExportError
+
+Symbols = Mapping[Any, Dim]  # torch's symbol for the size of a dim, divided by its multiple
+
+_SUM, _PRODUCT, _ATOM = range(3)  # how tightly a text binds
+
+
+def axis_of(size: Any, symbols: Symbols, what: str) -> int | str:
+    """The contract's axis for a traced size (an int or a SymInt); ExportError where it cannot say it."""
+    if isinstance(size, int):
+        return size
+    expression = sympy.sympify(size.node.expr)
+    if expression.is_Integer:
+        return int(expression)
+    if unknown := expression.free_symbols - set(symbols):
+        raise ExportError(
+            f"{what} depends on the values of a tensor, not on the sizes of the inputs (`{min(map(str, unknown))}`)",
+            "return a tensor of a size that the inputs' sizes tell, with a mask or a count for what is valid in it",
+        )
+    expression = _resolved(expression, symbols)
+    try:
+        text, _ = _text(expression, symbols)
+        agrees = all(evaluate(text, sizes) == value for sizes, value in _samples(expression, symbols))
+    except (ContractError, _Inexpressible):
+        agrees = False
+    if not agrees:
+        shown = expression.subs({symbol: sympy.Symbol(dim.name) / dim.multiple for symbol, dim in symbols.items()})
+        raise ExportError(f"{what} is `{shown}`, which a contract cannot say", "it can say `+`, `-`, `*` and `//`")
+    return text
+
+
+class _Inexpressible(Exception):
+    pass
+
+
+def _resolved(expression: Any, symbols: Symbols) -> Any:
+    """Without `Max` and `Min`, where one of their arguments is the answer over the whole range."""
+    for choice in expression.atoms(sympy.Function):
+        if type(choice).__name__ in ("Max", "Min"):
+            values = [
+                [_at(argument, point) for argument in choice.args] for point in _points(choice.free_symbols, symbols)
+            ]
+            pick = max if type(choice).__name__ == "Max" else min
+            for at, argument in enumerate(choice.args):
+                if all(row[at] == pick(row) for row in values):
+                    return _resolved(expression.xreplace({choice: argument}), symbols)
+    return expression
+
+
+def _text(expression: Any, symbols: Symbols) -> tuple[str, int]:
+    """The text of an expression, and how tightly it binds."""
+    name = type(expression).__name__
+    if expression.is_Integer:
+        return (str(expression), _ATOM) if expression >= 0 else (str(expression), _SUM)
+    if expression in symbols:
+        dim = symbols[expression]
+        return (dim.name, _ATOM) if dim.multiple == 1 else (f"{dim.name}//{dim.multiple}", _PRODUCT)
+    if expression.is_Add:
+        return _sum(expression, symbols), _SUM
+    if expression.is_Mul:
+        return _product(expression, symbols)
+    if expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
+        return "*".join([_bound(expression.base, symbols, _ATOM)] * int(expression.exp)), _PRODUCT
+    if name in ("FloorDiv", "CleanDiv"):
+        return _quotient(expression.args[0], expression.args[1], symbols), _PRODUCT
+    if name in ("Mod", "PythonMod"):
+        left, right = (_bound(argument, symbols, _ATOM) for argument in expression.args)
+        return f"{left} - {left}//{right}*{right}", _SUM
+    if name in ("floor", "FloorToInt", "TruncToInt"):
+        return _text(_whole(expression.args[0]), symbols)
+    if name in ("ceiling", "CeilToInt"):
+        return f"-({_text(_whole(-expression.args[0]), symbols)[0]})", _SUM
+    raise _Inexpressible
+
+
+def _sum(expression: Any, symbols: Symbols) -> str:
+    whole = sympy.together(expression)
+    numerator, denominator = sympy.fraction(whole)
+    if denominator != 1:
+        return _quotient(numerator, denominator, symbols)
+    terms = sorted(expression.args, key=lambda term: (term.is_Integer, term.could_extract_minus_sign(), str(term)))
+    text = _bound(terms[0], symbols, _SUM)
+    for term in terms[1:]:
+        negative = term.could_extract_minus_sign()
+        text += f" {'-' if negative else '+'} {_bound(-term if negative else term, symbols, _PRODUCT)}"
+    return text
+
+
+def _product(expression: Any, symbols: Symbols) -> tuple[str, int]:
+    numerator, denominator = sympy.fraction(expression)
+    if denominator != 1:
+        return _quotient(numerator, denominator, symbols), _PRODUCT
+    coefficient, rest = expression.as_coeff_Mul()
+    if coefficient < 0:
+        return f"-{_bound(-expression, symbols, _PRODUCT)}", _SUM
+    factors = list(sympy.Mul.make_args(rest))
+    words = []
+    for factor in factors:
+        dim = symbols.get(factor)
+        if dim is not None and dim.multiple > 1 and coefficient % dim.multiple == 0:
+            coefficient //= dim.multiple  # 4 times the size divided by 4 is the size
+            words.append(dim.name)
+        else:
+            words.append(_bound(factor, symbols, _ATOM))
+    words = sorted(words, key=lambda word: (not word.isidentifier(), word))
+    return "*".join([*([str(coefficient)] if coefficient != 1 else []), *words]), _PRODUCT
+
+
+def _quotient(left: Any, right: Any, symbols: Symbols) -> str:
+    return f"{_bound(left, symbols, _ATOM)}//{_bound(right, symbols, _ATOM)}"
+
+
+def _whole(argument: Any) -> Any:
+    """What rounding down makes of a quotient."""
+    if type(argument).__name__ == "IntTrueDiv":
+        return FloorDiv(*argument.args)
+    numerator, denominator = sympy.fraction(sympy.together(argument))
+    return FloorDiv(numerator, denominator) if denominator != 1 else argument
+
+
+def _bound(expression: Any, symbols: Symbols, tightness: int) -> str:
+    text, binds = _text(expression, symbols)
+    return text if binds >= tightness else f"({text})"
+
+
+def _samples(expression: Any, symbols: Symbols) -> Iterator[tuple[dict[str, int], int]]:
+    """Sizes of the dims, and the value of the expression for them."""
+    for point in _points(expression.free_symbols, symbols):
+        sizes = {symbols[symbol].name: unit * symbols[symbol].multiple for symbol, unit in point.items()}
+        yield sizes, _at(expression, point)
+
+
+def _points(free: Sequence[Any], symbols: Symbols) -> list[dict[Any, int]]:
+    """Values of torch's symbols: all of short ranges, else the ends and what lies near them, and some between."""
+    order = sorted(free, key=str)
+    axes = [_steps(symbols[symbol], 64 if len(order) == 1 else 9) for symbol in order]
+    return [dict(zip(order, values, strict=True)) for values in product(*axes)]
+
+
+def _steps(dim: Dim, count: int) -> list[int]:
+    low, high = dim.min // dim.multiple, dim.max // dim.multiple
+    if high - low < count:
+        return list(range(low, high + 1))
+    between = [low + (high - low) * step // (count - 4) for step in range(count - 3)]
+    return sorted({*between, low + 1, low + 2, high - 1})
+
+
+def _at(expression: Any, point: Mapping[Any, int]) -> int:
+    return int(expression.xreplace({symbol: sympy.Integer(value) for symbol, value in point.items()}))

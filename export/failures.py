@@ -1,0 +1,147 @@
+"""Why a model cannot be exported, in the user's terms and with the user's file and line."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+
+from ..bundle_format.contract import Dim
+from ..bundle_format.errors import ExportError, MctlError
+from .usercode import at, describe
+
+
+class Traced(Protocol):
+    """What `capture` knows of torch's view of the dims."""
+
+    dims: Any
+    units: dict[str, str]
+    symbols: dict[Any, Dim]
+    env: Any
+
+
+def explain(error: Exception, trace: Traced, model: nn.Module) -> MctlError:
+    """The error for what torch.export raised."""
+    if isinstance(error, MctlError):
+        return error
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return _data_dependent(error)
+    if _is_about_dims(error):
+        return _about_dims(error, trace)
+    return _other(error, model)
+
+
+def _data_dependent(error: Exception) -> ExportError:
+    place = at(error)
+    if "Could not extract specialized integer" in str(error):
+        return ExportError(
+            f"the model makes a Python number of a tensor's value, which no exported program can depend on{place}",
+            "keep it a tensor: no `.item()`, `int(…)` or `.tolist()` for sizes, indices and loops",
+        )
+    return ExportError(
+        f"the model decides by a tensor's value which way to go{place}",
+        "an exported program has one way: use `torch.where(…)`, or `torch.cond(…)` where both ways are costly",
+    )
+
+
+def _is_about_dims(error: BaseException) -> bool:
+    return any(isinstance(each, ConstraintViolationError) for each in (error, error.__cause__, error.__context__))
+
+
+def _about_dims(error: Exception, trace: Traced) -> ExportError:
+    """torch found that the declared dims are not what the model's code allows; its suggestions say how."""
+    suggestions = dict(re.findall(r"^  (_*d\d+) = (.+)$", str(error), re.MULTILINE))
+    for dim in trace.dims:
+        unit = trace.units[dim.name]
+        if unit in suggestions:
+            return _about_dim(dim, suggestions[unit], suggestions, trace)
+    named = [dim for dim in trace.dims if re.search(rf"\b{trace.units[dim.name]}\b", str(error))]
+    names = " and ".join(f"`{dim.name}`" for dim in named or trace.dims)
+    place = next((_guard_line(dim, trace) for dim in named), "")
+    hint = "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape"
+    return ExportError(f"the model does not allow all sizes of {names} that were declared{place}", hint)
+
+
+def _about_dim(dim: Dim, suggestion: str, suggestions: dict[str, str], trace: Traced) -> ExportError:
+    place = _guard_line(dim, trace)
+    if re.fullmatch(r"\d+", suggestion):
+        return _fixed(dim, int(suggestion) * dim.multiple, place)
+    if found := re.fullmatch(r"(\d+)\*(_+d\d+)", suggestion):
+        return _needs_multiple(dim, int(found[1]) * dim.multiple, place)
+    if found := re.fullmatch(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", suggestion):
+        low = int(found[1]) * dim.multiple if found[1] else dim.min
+        high = int(found[2]) * dim.multiple if found[2] else dim.max
+        return _narrower(dim, max(low, dim.min), min(high, dim.max), place)
+    for other in trace.dims:
+        if re.search(rf"\b{trace.units[other.name]}\b", suggestion):
+            return _related(dim, other, suggestion.replace(trace.units[other.name], other.name), place)
+    return ExportError(f"the model needs `{dim.name}` to be `{suggestion}`{place}")
+
+
+def _fixed(dim: Dim, size: int, place: str) -> ExportError:
+    return ExportError(
+        f"dimension `{dim.name}` became static: the model fixes it at {size}{place}",
+        f"let the code follow the input's size (`x.shape[0]`, `-1` in a reshape), or leave `--dim {dim.name}` out and "
+        f"give an example of that size",
+    )
+
+
+def _needs_multiple(dim: Dim, multiple: int, place: str) -> ExportError:
+    low = -(-dim.min // multiple) * multiple
+    high = dim.max // multiple * multiple
+    hint = f"write `--dim {dim.name}={low}:{high}:{multiple}`" if low < high else None
+    return ExportError(f"`{dim.name}` must be a multiple of {multiple}{place}", hint)
+
+
+def _narrower(dim: Dim, low: int, high: int, place: str) -> ExportError:
+    steps = f":{dim.multiple}" if dim.multiple > 1 else ""
+    return ExportError(
+        f"the model takes `{dim.name}` from {low} to {high} only, declared are {dim.min} to {dim.max}{place}",
+        f"write `--dim {dim.name}={low}:{high}{steps}`" if low < high else None,
+    )
+
+
+def _related(dim: Dim, other: Dim, relation: str, place: str) -> ExportError:
+    if relation == other.name:
+        return ExportError(
+            f"`{dim.name}` and `{other.name}` must be equal{place}",
+            "declare one dim for both: `--dim NAME=MIN:MAX@INPUT:AXIS,INPUT:AXIS`",
+        )
+    return ExportError(f"the model needs `{dim.name}` to be `{relation}`{place}", "sizes of inputs cannot be computed")
+
+
+def _guard_line(dim: Dim, trace: Traced) -> str:
+    """` (model.py:31)`: the line whose guard excludes a size that was declared."""
+    for symbol, own in trace.symbols.items():
+        if own == dim:
+            for line in _excluding(symbol, dim, trace.env):
+                return f" ({line})"
+    return ""
+
+
+def _excluding(symbol: Any, dim: Dim, env: Any) -> Iterator[str]:
+    low, high = dim.min // dim.multiple, dim.max // dim.multiple
+    sizes = {low, min(low + 1, high), min(low + 2, high), (low + high) // 2, high - 1, high}
+    for guard in getattr(env, "guards", ()):
+        line = guard.sloc.maybe_user_loc
+        if line and symbol in guard.expr.free_symbols:
+            others = guard.expr.free_symbols - {symbol}
+            if others or any(guard.expr.subs(symbol, size) == False for size in sizes):  # noqa: E712
+                yield line
+
+
+def _other(error: Exception, model: nn.Module) -> ExportError:
+    text = str(error)
+    if "fake impl" in text or "no fake" in text.lower():
+        return ExportError(
+            f"a custom operator does not say what shape it gives: {describe(error)}",
+            "register its shape function: `torch.library.register_fake`",
+        )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return ExportError(
+            f"torch cannot trace the model, a part of which is TorchScript: {describe(error)}",
+            "use the `nn.Module` that it was made from",
+        )
+    return ExportError(f"torch cannot trace the model: {describe(error)}")

@@ -1,0 +1,119 @@
+"""What the exported graph says of the model: training left on, random numbers, state, value ranges of embeddings."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from ..bundle_format.errors import ExportError
+from .usercode import quiet, user_line
+
+_SAME_VALUES = {  # operators whose result holds nothing but values of their first argument
+    "to", "_to_copy", "slice", "select", "view", "reshape", "expand", "clone", "contiguous", "unsqueeze", "squeeze",
+    "flatten", "detach", "detach_", "alias", "transpose", "permute", "t", "narrow", "flip", "repeat", "unflatten",
+    "lift_fresh_copy", "_unsafe_view", "expand_as", "view_as", "type_as", "split", "chunk", "unbind", "getitem",
+}  # fmt: skip
+
+
+def refuse_training(exported: ExportedProgram) -> None:
+    """ExportError if dropout or batch norm still works as in training."""
+    for node in _calls(exported):
+        arguments = _arguments(node)
+        name = _name(node)
+        training = arguments.get("train", arguments.get("training", False)) is True
+        if "norm" in name and training and arguments.get("running_mean") is not None:
+            raise ExportError(f"batch norm is left in training: it would change its statistics{_at(node)}", _EVAL)
+        share = arguments.get("p", arguments.get("dropout", 0.0)) if training else arguments.get("dropout_p", 0.0)
+        if "norm" not in name and share:
+            raise ExportError(f"dropout of {share} is left in training{_at(node)}", _EVAL)
+        if name == "rrelu" and training:
+            raise ExportError(f"a random leaky ReLU is left in training{_at(node)}", _EVAL)
+
+
+_EVAL = "the model was put in eval mode: pass `training=self.training` to functions, and do not override `eval`"
+
+
+def random_line(exported: ExportedProgram) -> str | None:
+    """`randn (model.py:12)` for the first operator that draws random numbers; None if there is none."""
+    for node in _calls(exported):
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            continue
+        arguments = _arguments(node)
+        draws = arguments.get("train", arguments.get("training", arguments.get("dropout_p", True)))
+        if draws:
+            return f"`{_name(node)}`{_at(node)}"
+    return None
+
+
+def changed_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
+    """Buffers (and parameters) that the model changes, and the program's inputs that it changes, by torch's names."""
+    if not any(getattr(node.target, "_schema", None) and node.target._schema.is_mutable for node in _calls(exported)):
+        return [], []
+    with quiet():
+        signature = exported.run_decompositions({}).graph_signature
+    changed = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
+    return sorted(changed), sorted(signature.user_inputs_to_mutate.values())
+
+
+def embedding_ranges(exported: ExportedProgram) -> dict[str, tuple[int, int]]:
+    """For each input (torch's name) that indexes an embedding, as it comes or cast and cut: the indices there are."""
+    rows: dict[str, int] = {}
+    for node in _calls(exported):
+        if _name(node) in ("embedding", "embedding_bag", "_embedding_bag"):
+            weight, index = node.args[0], _origin(node.args[1])
+            count = weight.meta["val"].shape[0] if isinstance(weight, Node) else None
+            if index is not None and isinstance(count, int):
+                rows[index.name] = min(count, rows.get(index.name, count))
+    users = {name for name in exported.graph_signature.user_inputs if isinstance(name, str)}
+    return {name: (0, count - 1) for name, count in rows.items() if name in users}
+
+
+def result_values(exported: ExportedProgram) -> list[Any]:
+    """The traced values of the user's outputs, in their order."""
+    nodes = {node.name: node for node in exported.graph.nodes}
+    return [nodes[name].meta["val"] for name in exported.graph_signature.user_outputs]
+
+
+def input_values(exported: ExportedProgram) -> dict[str, Any]:
+    """The traced values of the user's inputs, by torch's names, in their order."""
+    nodes = {node.name: node for node in exported.graph.nodes}
+    return {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs}
+
+
+def _calls(exported: ExportedProgram) -> Iterator[Node]:
+    """Calls of operators, in the graph and in those inside it (branches, contexts)."""
+    for module in exported.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _origin(value: Any) -> Node | None:
+    """The placeholder that the values come from unchanged."""
+    while isinstance(value, Node) and value.op == "call_function" and _name(value) in _SAME_VALUES:
+        value = value.args[0]
+    return value if isinstance(value, Node) and value.op == "placeholder" else None
+
+
+def _name(node: Node) -> str:
+    """`embedding` of `aten.embedding.default`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def _arguments(node: Node) -> Mapping[str, Any]:
+    """Arguments by the names in the operator's schema, with their defaults."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    return {**defaults, **given, **node.kwargs}
+
+
+def _at(node: Node) -> str:
+    frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    line = user_line((file, int(number)) for file, number in frames)
+    return f" ({line})" if line else ""
