@@ -30,7 +30,6 @@ def export(
 ) -> None:
     """Export a PyTorch model with its contract and golden cases, and prove that it is what was declared."""
     from ..export import dims
-    from ..export.describe import Wishes
     from ..export.program import ExportRequest, export_model
 
     request = ExportRequest(
@@ -40,12 +39,10 @@ def export(
         inputs=tuple(map(dims.parse_input, input)),
         weights=weights,
         seed=seed,
-        wishes=Wishes(
-            ranges=dict(map(dims.parse_range, range)),
-            pads=dict(map(dims.parse_pad, pad)),
-            output_names=tuple(output_name.split(",")) if output_name else (),
-            batch_dim=batch_dim,
-        ),
+        ranges=dict(map(dims.parse_range, range)),
+        pads=dict(map(dims.parse_pad, pad)),
+        output_names=tuple(output_name.split(",")) if output_name else (),
+        batch_dim=batch_dim,
         allow_random=allow_random,
     )
     report = export_model(request, console.say)

@@ -3,7 +3,7 @@
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -45,8 +45,15 @@ class ExportRequest:
     inputs: tuple[InputSpec, ...] = ()
     weights: Path | None = None
     seed: int = 0
-    wishes: Wishes = field(default_factory=Wishes)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # input -> smallest and largest value
+    pads: Mapping[str, int | float] = field(default_factory=dict)  # input -> the value that fills it up to a bucket
+    output_names: tuple[str, ...] = ()
+    batch_dim: str | None = None  # None: found by mctl; "none": there is none
     allow_random: bool = False
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(self.ranges, self.pads, self.output_names, self.batch_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +220,9 @@ def load_program(path: Path) -> Program:
     return Program(archives.open_program(path))
 
 
-def run_exported(program: Program) -> Run:
-    """The exported program, in a fresh state, as a function from named inputs to named outputs."""
-    return run_program(program.exported, program.manifest.contract)
+def run_exported(program: Program, *, double: bool = False) -> Run:
+    """The exported program, in a fresh state, as a function from named inputs to named outputs.
+
+    `double`: with parameters and buffers in float64; the caller widens the inputs and what the graph asks narrower.
+    """
+    return run_program(program.exported, program.manifest.contract, double=double)

@@ -27,11 +27,13 @@ def run_model(model: nn.Module, named: Named, output_names: Sequence[str] | None
     return run
 
 
-def run_program(exported: ExportedProgram, contract: Contract) -> Run:
-    """Calls the exported program, in a fresh state of its own, with tensors in the contract's order."""
-    module: Any = exported.module()
-    for state in contract.state:
-        _own(module, state.name)
+def run_program(exported: ExportedProgram, contract: Contract, *, double: bool = False) -> Run:
+    """Calls the exported program, in a fresh state of its own, with copies of tensors in the contract's order."""
+    module: Any = exported.module(check_guards=not double)
+    if double:
+        _replace_tensors(module, lambda _, value: value.double() if value.is_floating_point() else value)
+    state = {each.name for each in contract.state}
+    _replace_tensors(module, lambda name, value: value.clone() if name in state else value)
     inputs = [declared.name for declared in contract.inputs]
     outputs = [output.name for output in contract.outputs]
 
@@ -43,14 +45,13 @@ def run_program(exported: ExportedProgram, contract: Contract) -> Run:
     return run
 
 
-def _own(module: nn.Module, name: str) -> None:
-    """Gives the module a copy of a tensor that it shares with the program, and changes."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    tensor = getattr(owner, leaf).clone()
-    if leaf in owner._buffers:
-        owner._buffers[leaf] = tensor
-    elif leaf in owner._parameters:
-        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        setattr(owner, leaf, tensor)
+def _replace_tensors(module: nn.Module, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Gives the module tensors of its own where `change` makes them: those it has are shared with the program."""
+    for path, owner in module.named_modules():
+        for registry in (owner._parameters, owner._buffers, vars(owner)):
+            for leaf, value in registry.items():
+                if isinstance(value, torch.Tensor):
+                    fresh = change(f"{path}.{leaf}".lstrip("."), value)
+                    if fresh is not value:
+                        kept = isinstance(value, nn.Parameter)
+                        registry[leaf] = nn.Parameter(fresh, requires_grad=False) if kept else fresh
