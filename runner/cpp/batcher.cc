@@ -1,0 +1,349 @@
+#include "batcher.h"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cstring>
+
+namespace mctl {
+namespace {
+
+namespace asio = boost::asio;
+
+constexpr std::int64_t kMicrosecond = 1000;
+
+Error too_late(std::string_view where) {
+  return {Code::deadline, "the request's deadline passed in the " + std::string(where)};
+}
+
+}  // namespace
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+Batcher::Batcher(asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
+                 std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics)
+    : io_(io),
+      manifest_(manifest),
+      packing_(packing),
+      settings_(std::move(settings)),
+      worker_timeout_(worker_timeout),
+      supervisor_(supervisor),
+      metrics_(metrics),
+      timer_(io),
+      slots_(supervisor.size()) {}
+
+// --- the queue
+// --------------------------------------------------------------------------------------------------------
+
+Status Batcher::submit(std::shared_ptr<Call> call) {
+  if (!settings_.admits(waiting_, call->rows)) {
+    return Error{Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
+                                        std::to_string(settings_.max_queue_size) + " rows wait"};
+  }
+  const std::int64_t limit = settings_.limit();
+  std::string key = packing_.key_of(call->dims, call->inputs);
+  call->rows_left = call->rows;
+  for (std::int64_t row = 0; row < call->rows; row += limit) {
+    queue_.push_back({call->arrival_ns / kMicrosecond, call->deadline_ns / kMicrosecond,
+                      std::min(limit, call->rows - row), key, call, row, false});
+  }
+  waiting_ += call->rows;
+  wake_at(call->deadline_ns);
+  schedule();
+  return Done{};
+}
+
+bool Batcher::cancel(Call& call) {
+  if (!leave_queue(call)) return false;
+  call.over = true;
+  return true;
+}
+
+bool Batcher::leave_queue(const Call& call) {
+  return std::erase_if(queue_, [&](const Waiting& request) {
+           if (request.call.get() != &call) return false;
+           waiting_ -= request.rows;
+           return true;
+         }) > 0;
+}
+
+void Batcher::drain() {
+  draining_ = true;
+  schedule();
+}
+
+void Batcher::end(Call& call, const Error& error) {
+  if (call.over) return;
+  call.over = true;
+  leave_queue(call);
+  call.finished(&error);
+}
+
+void Batcher::expire_waiting(std::int64_t now) {
+  for (Waiting& request : take_expired(queue_, now / kMicrosecond)) {
+    waiting_ -= request.rows;
+    end(*request.call, too_late("queue"));
+  }
+}
+
+// --- batches start
+// ----------------------------------------------------------------------------------------------------
+
+// After what the sockets hold now has been read, so that it can share a batch.
+void Batcher::schedule() {
+  if (scheduled_) return;
+  scheduled_ = true;
+  asio::post(io_, [this] { dispatch(); });
+}
+
+void Batcher::dispatch() {
+  scheduled_ = false;
+  const std::int64_t now = now_ns();
+  expire_waiting(now);
+  for (;;) {
+    auto where = place(false);
+    Room room = where ? Room::free : Room::none;
+    if (!where && (where = place(true))) room = Room::ahead;
+    const Decision decision = decide(settings_, queue_, now / kMicrosecond, room, draining_);
+    if (decision.wake_us) wake_at(*decision.wake_us * kMicrosecond);
+    if (decision.batch.empty()) return;
+    start(*where, decision);
+  }
+}
+
+// A worker that runs nothing, or (busy) one that runs a batch and has room for the next: the one that began first.
+std::optional<Batcher::Place> Batcher::place(bool busy) const {
+  std::optional<Place> found;
+  std::int64_t since = 0;
+  for (std::size_t w = 0; w < slots_.size(); ++w) {
+    const Slots& slots = slots_[w];
+    if (!supervisor_.live(w) || slots.held[slots.next]) continue;
+    const auto& other = slots.held[1 - slots.next];
+    const bool runs = other && !other->done;
+    if (runs != busy || (found && busy && other->since_ns >= since)) continue;
+    found = Place{w, slots.next};
+    if (!busy) break;
+    since = other->since_ns;
+  }
+  return found;
+}
+
+void Batcher::start(Place place, const Decision& decision) {
+  Batch batch;
+  for (const std::size_t index : decision.batch) batch.requests.push_back(std::move(queue_[index]));
+  std::erase_if(queue_, [](const Waiting& request) { return !request.call; });
+  waiting_ -= decision.rows;
+  batch.sizes = packing_.sizes(batch.requests.front().call->dims, settings_.padded(decision.rows));
+  batch.facts = {packing_.bucket_of(batch.sizes), decision.reason, decision.rows, packing_.rows_of(batch.sizes)};
+  if (!fill(place, batch)) return;
+  metrics_.batch_started(batch.facts);
+  ++inflight_;
+  wake_at(batch.since_ns + supervisor_.patience().count());
+  Slots& slots = slots_[place.worker];
+  slots.held[place.slot] = std::move(batch);
+  slots.next = 1 - slots.next;
+  supervisor_.ring(place.worker);
+}
+
+// Writes a batch into a slot and makes the slot ready; false if no variant runs such sizes.
+bool Batcher::fill(Place place, Batch& batch) {
+  Arena& arena = supervisor_.arena(place.worker);
+  const Variant* variant = variant_for(manifest_, batch.sizes);
+  if (!variant) {
+    for (const Waiting& request : batch.requests) end(*request.call, {Code::model, "no variant covers these sizes"});
+    return false;
+  }
+  const std::int64_t begun = now_ns();
+  std::int64_t row = 0;
+  for (const Waiting& request : batch.requests) {
+    packing_.fill(arena, place.slot, batch.sizes,
+                  {request.call->inputs, &request.call->dims, request.first_row, request.rows, row});
+    row += request.rows;
+  }
+  packing_.fill_pad_rows(arena, place.slot, batch.sizes, row);
+  SlotState& state = arena.slot(place.slot);
+  state.variant = static_cast<std::uint32_t>(variant - manifest_.variants.data());
+  std::copy(batch.sizes.begin(), batch.sizes.end(), state.dims);
+  batch.variant = variant->name;
+  batch.since_ns = now_ns();
+  batch.filling_ns = batch.since_ns - begun;
+  for (const Waiting& request : batch.requests) {
+    if (request.first_row > 0 || request.retried) continue;
+    request.call->queue_ns = batch.since_ns - request.call->arrival_ns;
+    metrics_.waited(static_cast<std::uint64_t>(request.call->queue_ns));
+  }
+  state.phase.store(SlotPhase::ready, std::memory_order_release);
+  return true;
+}
+
+// --- batches end
+// ------------------------------------------------------------------------------------------------------
+
+// The worker gets its next batch before the answers to this one are written.
+void Batcher::rang(std::size_t worker) {
+  Slots& slots = slots_[worker];
+  std::array<bool, kSlots> ended{};
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const SlotPhase phase = supervisor_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    ended[slot] = slots.held[slot] && (phase == SlotPhase::done || phase == SlotPhase::failed);
+    if (ended[slot]) slots.held[slot]->done = true;
+  }
+  for (auto& batch : slots.held) {
+    if (batch && !batch->done) batch->since_ns = now_ns();
+  }
+  if (ended[0] || ended[1]) dispatch();
+  for (const int slot : {slots.next, 1 - slots.next}) {
+    if (ended[slot]) finish({worker, slot});
+  }
+}
+
+void Batcher::finish(Place place) {
+  Batch batch = std::move(*slots_[place.worker].held[place.slot]);
+  SlotState& state = supervisor_.arena(place.worker).slot(place.slot);
+  const std::int64_t noticed = now_ns();
+  if (state.phase.load(std::memory_order_acquire) == SlotPhase::failed) {
+    state.error[sizeof state.error - 1] = 0;
+    const Error error{Code::model, state.error};
+    slots_[place.worker].held[place.slot].reset();
+    --inflight_;
+    if (batch.requests.size() > 1) {
+      retry(std::move(batch), true);
+    } else {
+      end(*batch.requests.front().call, error);
+    }
+    return schedule();
+  }
+  const auto compute_ns = static_cast<std::int64_t>(state.ended_ns - state.begun_ns);
+  std::int64_t row = 0;
+  for (const Waiting& request : batch.requests) {
+    request.call->compute_ns += compute_ns;
+    if (!request.call->over) answer(place, batch, request, row);
+    row += request.rows;
+  }
+  metrics_.batch_done(batch.facts, static_cast<std::uint64_t>(batch.filling_ns), static_cast<std::uint64_t>(compute_ns),
+                      static_cast<std::uint64_t>(now_ns() - noticed));
+  supervisor_.proved(place.worker);
+  slots_[place.worker].held[place.slot].reset();
+  --inflight_;
+  schedule();
+}
+
+void Batcher::answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row) {
+  Call& call = *request.call;
+  if (now_ns() >= call.deadline_ns) return end(call, too_late("model"));
+  if (auto collected = collect(place, batch, request, at_row); !collected) return end(call, collected.error());
+  call.rows_left -= request.rows;
+  if (call.rows_left > 0) return;
+  call.batch_rows = batch.facts.rows;
+  call.bucket = batch.facts.bucket;
+  call.variant = batch.variant;
+  call.over = true;
+  call.finished(nullptr);
+}
+
+// Puts a request's outputs into its call: views of the slot, or copies if they don't lie there in one piece.
+Status Batcher::collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row) {
+  Call& call = *request.call;
+  const std::size_t count = manifest_.contract.outputs.size();
+  call.outputs.resize(count);
+  call.storage.resize(count);
+  const Piece piece{call.inputs, &call.dims, request.first_row, request.rows, at_row};
+  std::vector<std::byte> gathered;
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool whole = request.rows == call.rows;
+    auto& storage = whole ? call.storage[i] : gathered;
+    auto view = packing_.cut(supervisor_.arena(place.worker), place.slot, batch.sizes, piece, i, storage);
+    if (!view) return view.error();
+    if (whole) {
+      call.outputs[i] = *std::move(view);
+      continue;
+    }
+    const std::size_t at = packing_.offset_in_output(i, call.dims, request.first_row);
+    auto& joined = call.storage[i];
+    joined.resize(*bytes_of(manifest_.contract.outputs[i], call.dims));
+    std::copy(view->data.begin(), view->data.end(), joined.begin() + static_cast<std::ptrdiff_t>(at));
+    call.outputs[i] = {*shape_of(manifest_.contract.outputs[i], call.dims), joined};
+  }
+  return Done{};
+}
+
+// --- workers that die or hang
+// -----------------------------------------------------------------------------------------
+
+void Batcher::died(std::size_t worker) {
+  Slots& slots = slots_[worker];
+  for (const int slot : {1 - slots.next, slots.next}) {  // what is put back last comes first: the older one
+    if (!slots.held[slot]) continue;
+    const SlotPhase phase = supervisor_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    if (phase == SlotPhase::done || phase == SlotPhase::failed) {
+      finish({worker, slot});
+      continue;
+    }
+    Batch batch = std::move(*slots.held[slot]);
+    slots.held[slot].reset();
+    --inflight_;
+    retry(std::move(batch), phase == SlotPhase::running);
+  }
+  slots = {};
+  schedule();
+}
+
+// Back to the head of the queue. Of a batch that failed (blamed) each request is tried once more, by itself.
+void Batcher::retry(Batch batch, bool blamed) {
+  for (auto request = batch.requests.rbegin(); request != batch.requests.rend(); ++request) {
+    if (request->call->over) continue;
+    if (blamed && request->retried) {
+      end(*request->call, {Code::model, "the model's process ended while it ran this request, twice"});
+      continue;
+    }
+    if (blamed) {
+      request->retried = true;
+      request->key = "retry " + std::to_string(++retries_);
+    }
+    waiting_ += request->rows;
+    queue_.push_front(std::move(*request));
+  }
+}
+
+void Batcher::wake_at(std::int64_t at_ns) {
+  if (timer_ns_ != 0 && timer_ns_ <= at_ns) return;
+  timer_ns_ = at_ns;
+  timer_.expires_at(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns)));
+  timer_.async_wait([this](boost::system::error_code ec) {
+    if (!ec) on_timer();
+  });
+}
+
+void Batcher::on_timer() {
+  timer_ns_ = 0;
+  dispatch();
+  for (std::size_t worker = 0; worker < slots_.size(); ++worker) watch(worker, now_ns());
+}
+
+// Answers what is past its deadline; true if somebody still waits for the batch.
+bool Batcher::expire_running(const Batch& batch, std::int64_t now) {
+  bool wanted = false;
+  for (const Waiting& request : batch.requests) {
+    if (request.call->deadline_ns <= now) end(*request.call, too_late("model"));
+    if (request.call->over) continue;
+    wanted = true;
+    wake_at(request.call->deadline_ns);
+  }
+  return wanted;
+}
+
+// A worker that runs a batch for too long, or for longer than anyone waits and any batch takes, is replaced.
+void Batcher::watch(std::size_t worker, std::int64_t now) {
+  const Slots& slots = slots_[worker];
+  for (const int slot : {1 - slots.next, slots.next}) {
+    const auto& batch = slots.held[slot];
+    if (!batch || batch->done) continue;
+    const bool wanted = expire_running(*batch, now);
+    const bool first = slot == slots.next || !slots.held[slots.next] || slots.held[slots.next]->done;
+    if (!first) continue;
+    const auto most = wanted ? worker_timeout_ : std::min(worker_timeout_, supervisor_.patience());
+    if (now - batch->since_ns >= most.count()) return supervisor_.kill(worker, "stuck");
+    wake_at(batch->since_ns + most.count());
+  }
+}
+
+}  // namespace mctl

@@ -1,0 +1,115 @@
+// The engine: requests queue, the policy forms batches, workers run them, answers are cut out. One thread, no locks.
+#pragma once
+
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "metrics.h"
+#include "packing.h"
+#include "policy.h"
+#include "supervisor.h"
+
+namespace mctl {
+
+std::int64_t now_ns();  // CLOCK_MONOTONIC
+
+// One inference request. `inputs` have to stay until it is finished.
+struct Call {
+  virtual ~Call() = default;
+  // Exactly once: `error`, or nullptr with `outputs`, which can be read until this returns.
+  virtual void finished(const Error* error) = 0;
+
+  std::vector<std::span<const std::byte>> inputs;  // in the contract's order
+  DimSizes dims;
+  std::int64_t rows = 1, arrival_ns = 0, deadline_ns = 0;
+
+  std::vector<OutputView> outputs;
+  std::int64_t queue_ns = 0, compute_ns = 0, batch_rows = 0;
+  std::string bucket, variant;
+
+  // The batcher's own.
+  bool over = false;  // it was answered, or nobody waits for it
+  std::int64_t rows_left = 0;
+  std::vector<std::vector<std::byte>> storage;  // of outputs that don't lie in one piece in a slot
+};
+
+class Batcher {
+ public:
+  Batcher(boost::asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
+          std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
+
+  Status submit(std::shared_ptr<Call> call);  // Code::unavailable if the queue is full
+  bool cancel(Call& call);                    // takes it out of the queue; false if it runs already
+
+  // Supervisor's events.
+  void rang(std::size_t worker);
+  void died(std::size_t worker);
+  void wake() { schedule(); }
+
+  void drain();
+  bool idle() const { return queue_.empty() && inflight_ == 0; }
+  std::int64_t waiting() const { return waiting_; }
+  std::int64_t inflight() const { return inflight_; }
+  const BatchSettings& settings() const { return settings_; }
+
+ private:
+  struct Batch {
+    std::vector<Waiting> requests;
+    DimSizes sizes;
+    BatchFacts facts;
+    std::string variant;
+    std::int64_t filling_ns = 0;  // how long it took to write it into its slot
+    std::int64_t since_ns = 0;    // since when the worker has nothing else to do
+    bool done = false;
+  };
+  struct Slots {
+    std::array<std::optional<Batch>, kSlots> held;
+    int next = 0;  // they are used in turn
+  };
+  struct Place {
+    std::size_t worker;
+    int slot;
+  };
+
+  void schedule();
+  void dispatch();
+  std::optional<Place> place(bool busy) const;
+  void start(Place place, const Decision& decision);
+  bool fill(Place place, Batch& batch);
+  void finish(Place place);
+  void answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
+  Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
+  void retry(Batch batch, bool blamed);
+  void end(Call& call, const Error& error);
+  bool leave_queue(const Call& call);
+  void expire_waiting(std::int64_t now);
+  void wake_at(std::int64_t at_ns);
+  void on_timer();
+  bool expire_running(const Batch& batch, std::int64_t now);
+  void watch(std::size_t worker, std::int64_t now);
+
+  boost::asio::io_context& io_;
+  const Manifest& manifest_;
+  Packing& packing_;
+  const BatchSettings settings_;
+  const std::chrono::nanoseconds worker_timeout_;
+  Supervisor& supervisor_;
+  Metrics& metrics_;
+  boost::asio::steady_timer timer_;
+  std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
+  Queue queue_;
+  std::int64_t waiting_ = 0, inflight_ = 0;  // rows, batches
+  std::vector<Slots> slots_;
+  bool scheduled_ = false, draining_ = false;
+  std::uint64_t retries_ = 0;
+};
+
+}  // namespace mctl

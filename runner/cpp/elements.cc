@@ -1,0 +1,192 @@
+#include "elements.h"
+
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace mctl {
+namespace {
+
+double real_of(const JsonNumber& number) {
+  switch (number.kind) {
+    case JsonNumber::negative:
+      return static_cast<double>(number.below);
+    case JsonNumber::natural:
+      return static_cast<double>(number.above);
+    default:
+      return number.value;
+  }
+}
+
+template <class T>
+void put(T value, std::byte* to) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+// 3.0 and 3e0 are the integer 3; 3.5 is none. Beyond 2^53 a double no longer says which integer was meant.
+template <class T>
+bool store_integer(const JsonNumber& number, std::byte* to) {
+  if (number.kind == JsonNumber::negative && std::in_range<T>(number.below)) return put<T>(number.below, to), true;
+  if (number.kind == JsonNumber::natural && std::in_range<T>(number.above)) return put<T>(number.above, to), true;
+  if (number.kind != JsonNumber::real || std::abs(number.value) > 0x1p53) return false;
+  const auto whole = static_cast<std::int64_t>(number.value);
+  if (static_cast<double>(whole) != number.value || !std::in_range<T>(whole)) return false;
+  return put<T>(whole, to), true;
+}
+
+template <class T>
+bool store_float(const JsonNumber& number, std::byte* to) {
+  if (number.kind == JsonNumber::boolean) return false;
+  const auto value = static_cast<T>(real_of(number));
+  if (!std::isfinite(value)) return false;
+  return put(value, to), true;
+}
+
+bool store_narrow(const JsonNumber& number, int exponent_bits, int mantissa_bits, std::byte* to) {
+  if (number.kind == JsonNumber::boolean) return false;
+  const std::uint16_t bits = narrow(real_of(number), exponent_bits, mantissa_bits);
+  const std::uint16_t infinity = ((1 << exponent_bits) - 1) << mantissa_bits;
+  if ((bits & 0x7fff) >= infinity) return false;
+  return put(bits, to), true;
+}
+
+bool store_boolean(const JsonNumber& number, std::byte* to) {
+  const bool known = number.kind == JsonNumber::boolean || (number.kind == JsonNumber::natural && number.above <= 1);
+  if (!known) return false;
+  return put<std::uint8_t>(number.kind == JsonNumber::boolean ? number.truth : number.above != 0, to), true;
+}
+
+// Characters that to_chars needs at most for the shortest form, and a comma.
+template <class T>
+constexpr std::size_t kLongest = std::is_same_v<T, float>    ? sizeof "-1.17549435e-38,"
+                                 : std::is_same_v<T, double> ? sizeof "-2.2250738585072014e-308,"
+                                                             : std::numeric_limits<T>::digits10 + 3;
+
+template <class T, class Widen>
+std::optional<std::size_t> append_numbers(std::string& out, std::span<const std::byte> data, Widen widen) {
+  constexpr std::size_t longest = kLongest<decltype(widen(T{}))>;
+  const std::size_t count = data.size() / sizeof(T), begin = out.size();
+  out.resize(begin + count * longest);
+  char* at = out.data() + begin;
+  for (std::size_t i = 0; i < count; ++i) {
+    T raw;
+    std::memcpy(&raw, data.data() + i * sizeof(T), sizeof raw);
+    const auto value = widen(raw);
+    if constexpr (std::is_floating_point_v<decltype(value)>) {
+      if (!std::isfinite(value)) return i;
+    }
+    at = std::to_chars(at, at + longest, value).ptr;
+    *at++ = ',';
+  }
+  out.resize(at - out.data() - (count ? 1 : 0));
+  return std::nullopt;
+}
+
+template <class T>
+std::optional<std::size_t> append_plain(std::string& out, std::span<const std::byte> data) {
+  return append_numbers<T>(out, data, [](T value) { return value; });
+}
+
+void append_booleans(std::string& out, std::span<const std::byte> data) {
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (i) out += ',';
+    out += data[i] != std::byte{0} ? "true" : "false";
+  }
+}
+
+}  // namespace
+
+bool store(Dtype dtype, const JsonNumber& number, std::byte* to) {
+  switch (dtype) {
+    case Dtype::boolean:
+      return store_boolean(number, to);
+    case Dtype::u8:
+      return store_integer<std::uint8_t>(number, to);
+    case Dtype::u16:
+      return store_integer<std::uint16_t>(number, to);
+    case Dtype::u32:
+      return store_integer<std::uint32_t>(number, to);
+    case Dtype::u64:
+      return store_integer<std::uint64_t>(number, to);
+    case Dtype::i8:
+      return store_integer<std::int8_t>(number, to);
+    case Dtype::i16:
+      return store_integer<std::int16_t>(number, to);
+    case Dtype::i32:
+      return store_integer<std::int32_t>(number, to);
+    case Dtype::i64:
+      return store_integer<std::int64_t>(number, to);
+    case Dtype::f16:
+      return store_narrow(number, 5, 10, to);
+    case Dtype::bf16:
+      return store_narrow(number, 8, 7, to);
+    case Dtype::f32:
+      return store_float<float>(number, to);
+    case Dtype::f64:
+      return store_float<double>(number, to);
+  }
+  return false;
+}
+
+std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::span<const std::byte> data) {
+  switch (dtype) {
+    case Dtype::boolean:
+      return append_booleans(out, data), std::nullopt;
+    case Dtype::u8:
+      return append_plain<std::uint8_t>(out, data);
+    case Dtype::u16:
+      return append_plain<std::uint16_t>(out, data);
+    case Dtype::u32:
+      return append_plain<std::uint32_t>(out, data);
+    case Dtype::u64:
+      return append_plain<std::uint64_t>(out, data);
+    case Dtype::i8:
+      return append_plain<std::int8_t>(out, data);
+    case Dtype::i16:
+      return append_plain<std::int16_t>(out, data);
+    case Dtype::i32:
+      return append_plain<std::int32_t>(out, data);
+    case Dtype::i64:
+      return append_plain<std::int64_t>(out, data);
+    case Dtype::f16:
+      return append_numbers<std::uint16_t>(out, data, widen_half);
+    case Dtype::bf16:
+      return append_numbers<std::uint16_t>(out, data, widen_bfloat);
+    case Dtype::f32:
+      return append_plain<float>(out, data);
+    case Dtype::f64:
+      return append_plain<double>(out, data);
+  }
+  return std::nullopt;
+}
+
+std::uint16_t narrow(double value, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0, infinity = ((1 << exponent_bits) - 1) << mantissa_bits;
+  const double magnitude = std::abs(value);
+  if (std::isnan(value)) return sign | infinity | 1;
+  if (magnitude == 0) return sign;
+  // In units of the last place it is a whole number plus what is rounded away; subnormals share the smallest unit.
+  const int exponent = std::max(std::isinf(value) ? bias + 1 : std::ilogb(magnitude), 1 - bias);
+  if (exponent > bias) return sign | infinity;
+  const auto units = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
+  // A carry out of the mantissa moves into the exponent, and from the largest one into infinity, as it should.
+  const std::uint32_t bits = units + (static_cast<std::uint32_t>(exponent + bias - 1) << mantissa_bits);
+  return sign | static_cast<std::uint16_t>(bits);
+}
+
+float widen_half(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return mantissa ? std::numeric_limits<float>::quiet_NaN() : sign * HUGE_VALF;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
+  return sign * std::ldexp(static_cast<float>(mantissa | 1024), exponent - 25);
+}
+
+float widen_bfloat(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+
+}  // namespace mctl

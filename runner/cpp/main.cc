@@ -1,0 +1,66 @@
+// mctl-runner: one binary, two roles. `serve` is for people, `worker` is how the supervisor starts its processes.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "options.h"
+#include "serve.h"
+#include "supervisor.h"
+#include "worker.h"
+
+namespace {
+
+constexpr int kRefused = 1, kUsage = 2, kBug = 3;
+
+void say(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+int fail(const mctl::Error& error) {
+  say("error: " + error.text);
+  if (error.code == mctl::Code::usage) say("hint: `mctl-runner --help` lists the options");
+  if (error.code == mctl::Code::usage) return kUsage;
+  return error.code == mctl::Code::internal ? kBug : kRefused;
+}
+
+int serve(const std::vector<std::string>& words) {
+  const auto options = mctl::parse_serve_options(words);
+  if (!options) return fail(options.error());
+  const auto done = mctl::serve(*options, say);
+  return done ? *done : fail(done.error());
+}
+
+// LIBTORCH THREADS [--no-verify]; descriptors have the numbers that the supervisor gave them.
+int work(const std::vector<std::string>& words) {
+  if (words.size() < 2) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
+  mctl::WorkerOptions options;
+  options.bundle_fd = mctl::kBundleFd;
+  options.arena_fd = mctl::kArenaFd;
+  options.wake_fd = mctl::kWakeFd;
+  options.done_fd = mctl::kDoneFd;
+  options.libtorch = words[0];
+  options.threads = std::atoi(words[1].c_str());
+  options.verify = words.back() != "--no-verify";
+  return mctl::run_worker(options);
+}
+
+int run(const std::string& role, const std::vector<std::string>& words) {
+  if (role == "--version") return std::puts("mctl-runner " MCTL_VERSION) < 0;
+  if (role == "serve" && (words.empty() || (words[0] != "--help" && words[0] != "-h"))) return serve(words);
+  if (role == "worker") return work(words);
+  if (role == "serve" || role == "--help" || role == "-h") return std::puts(mctl::serve_help().c_str()) < 0;
+  return fail({mctl::Code::usage, "no such role: `" + role + "`"});
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::vector<std::string> words(arguments + 1, arguments + count);
+  try {
+    if (words.empty()) return fail({mctl::Code::usage, "nothing to do"});
+    return run(words[0], {words.begin() + 1, words.end()});
+  } catch (const std::exception& error) {
+    say(std::string("error: bug in mctl-runner: ") + error.what());
+    return kBug;
+  }
+}

@@ -1,0 +1,144 @@
+#include "options.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <variant>
+
+namespace mctl {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
+using Target =
+    std::variant<std::string ServeOptions::*, std::int64_t ServeOptions::*, std::optional<std::int64_t> ServeOptions::*,
+                 std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*>;
+
+struct Option {
+  std::string_view name, takes;  // takes: for a person; empty for a flag
+  Target target;
+  std::int64_t least, most;  // of a number, or what a flag sets
+  std::string_view help;
+};
+
+const Option kOptions[] = {
+    {"--host", "ADDRESS", &ServeOptions::host, 0, 0, "address to listen on [127.0.0.1]"},
+    {"--port", "PORT", &ServeOptions::port, 0, 65535, "0: a free one, told on stderr [8000]"},
+    {"--libtorch", "PATH", &ServeOptions::libtorch, 0, 0, "folder of libtorch_cpu.so, or the file [$MCTL_LIBTORCH]"},
+    {"--instances", "N", &ServeOptions::instances, 1, 256, "worker processes [1]"},
+    {"--threads", "N", &ServeOptions::threads, 1, 1024, "OpenMP threads of a worker [cores / instances]"},
+    {"--max-batch-size", "ROWS", &ServeOptions::max_batch_size, 1, kMost, "[the contract's maximum]"},
+    {"--max-queue-delay-us", "US", &ServeOptions::max_queue_delay_us, 0, kMost, "wait for company [0]"},
+    {"--allowed-batch-sizes", "V,V,…", &ServeOptions::allowed_batch_sizes, 1, kMost, "[the bundle's buckets]"},
+    {"--max-queue-size", "ROWS", &ServeOptions::max_queue_size, 1, kMost, "503 beyond [4 x batch x instances]"},
+    {"--default-timeout-ms", "MS", &ServeOptions::default_timeout_ms, 1, kMost, "a request's deadline [30000]"},
+    {"--max-request-rows", "ROWS", &ServeOptions::max_request_rows, 1, kMost, "larger: 400 [max-queue-size]"},
+    {"--max-body-mb", "MIB", &ServeOptions::max_body_mb, 1, 65536, "413 beyond, inflated too [64]"},
+    {"--max-header-kb", "KIB", &ServeOptions::max_header_kb, 1, 16384, "of a request's head [64]"},
+    {"--max-connections", "N", &ServeOptions::max_connections, 1, 1'000'000, "[1024]"},
+    {"--idle-timeout", "S", &ServeOptions::idle_timeout, 1, kMost, "without a request, or to send one [60]"},
+    {"--exit-timeout", "S", &ServeOptions::exit_timeout, 0, kMost, "for draining after SIGTERM or SIGINT [30]"},
+    {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
+    {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
+    {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
+    {"--null", "", &ServeOptions::null, 1, 1, "answer zeros without a model: measures the server alone"},
+};
+
+Error usage(std::string text) { return {Code::usage, std::move(text)}; }
+
+Result<std::int64_t> number(const Option& option, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < option.least || value > option.most) {
+    return usage("`" + std::string(option.name) + "` is `" + std::string(text) + "`, allowed " +
+                 std::to_string(option.least) + ".." + std::to_string(option.most));
+  }
+  return value;
+}
+
+Result<std::vector<std::int64_t>> numbers(const Option& option, std::string_view text) {
+  std::vector<std::int64_t> values;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const auto value = number(option, text.substr(begin, end - begin));
+    if (!value) return value.error();
+    if (!values.empty() && *value <= values.back()) {
+      return usage("`" + std::string(option.name) + "` is not ascending: " + std::string(text));
+    }
+    values.push_back(*value);
+    begin = end + 1;
+  }
+  return values;
+}
+
+Status set(ServeOptions& options, const Option& option, const std::string& text) {
+  if (const auto* member = std::get_if<std::string ServeOptions::*>(&option.target)) {
+    options.*(*member) = text;
+  } else if (const auto* list = std::get_if<std::optional<std::vector<std::int64_t>> ServeOptions::*>(&option.target)) {
+    auto values = numbers(option, text);
+    if (!values) return values.error();
+    options.*(*list) = *values;
+  } else {
+    const auto value = number(option, text);
+    if (!value) return value.error();
+    if (const auto* plain = std::get_if<std::int64_t ServeOptions::*>(&option.target)) options.*(*plain) = *value;
+    if (const auto* maybe = std::get_if<std::optional<std::int64_t> ServeOptions::*>(&option.target)) {
+      options.*(*maybe) = *value;
+    }
+  }
+  return Done{};
+}
+
+const Option* find(std::string_view name) {
+  for (const Option& option : kOptions) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+// One option at words[index], which moves past it.
+Status take(ServeOptions& options, std::span<const std::string> words, std::size_t& index) {
+  const std::string& word = words[index++];
+  const std::size_t equals = word.find('=');
+  const Option* option = find(std::string_view(word).substr(0, equals));
+  if (!option) return usage("no such option: `" + word + "`");
+  if (const auto* flag = std::get_if<bool ServeOptions::*>(&option->target)) {
+    if (equals != std::string::npos) return usage("`" + std::string(option->name) + "` takes no value");
+    options.*(*flag) = option->least != 0;
+    return Done{};
+  }
+  if (equals != std::string::npos) return set(options, *option, word.substr(equals + 1));
+  if (index == words.size()) return usage("`" + word + "` needs a value: " + std::string(option->takes));
+  return set(options, *option, words[index++]);
+}
+
+}  // namespace
+
+Result<ServeOptions> parse_serve_options(std::span<const std::string> words) {
+  ServeOptions options;
+  if (const char* path = std::getenv("MCTL_LIBTORCH")) options.libtorch = path;
+  for (std::size_t index = 0; index < words.size();) {
+    if (words[index].starts_with("--")) {
+      if (auto done = take(options, words, index); !done) return done.error();
+    } else if (options.bundle.empty()) {
+      options.bundle = words[index++];
+    } else {
+      return usage("one bundle at a time: `" + options.bundle + "` and `" + words[index] + "`");
+    }
+  }
+  if (options.bundle.empty()) return usage("no bundle given");
+  return options;
+}
+
+std::string serve_help() {
+  std::string text = "usage: mctl-runner serve BUNDLE [OPTION VALUE]…\n\nServes a bundle over HTTP.\n\n";
+  for (const Option& option : kOptions) {
+    std::string left = "  " + std::string(option.name) + " " + std::string(option.takes);
+    left.resize(std::max<std::size_t>(left.size(), 32), ' ');
+    text += left + " " + std::string(option.help) + "\n";
+  }
+  return text;
+}
+
+}  // namespace mctl

@@ -1,0 +1,236 @@
+#include "serve.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "archive.h"
+#include "batcher.h"
+#include "host.h"
+#include "manifest.h"
+#include "metrics.h"
+#include "packing.h"
+#include "router.h"
+#include "server.h"
+#include "supervisor.h"
+
+namespace mctl {
+namespace {
+
+using namespace std::chrono_literals;
+namespace asio = boost::asio;
+using Say = std::function<void(const std::string&)>;
+
+constexpr int kSecondSignal = 130;
+constexpr std::size_t kMinHeld = 256 << 20;  // bytes of large requests that are always allowed
+
+struct File {
+  int fd = -1;
+  ~File() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+Error usage(std::string text) { return {Code::usage, std::move(text)}; }
+
+// What the options leave open follows from the bundle.
+Result<BatchSettings> batch_settings(const ServeOptions& options, const Manifest& manifest, const Packing& packing) {
+  BatchSettings settings;
+  settings.max_queue_delay_us = options.max_queue_delay_us;
+  settings.default_timeout_us = options.default_timeout_ms * 1000;
+  if (const auto batch = packing.batch_dim()) {
+    const Dim& dim = manifest.contract.dims[*batch];
+    const auto buckets = manifest.buckets.find(dim.name);
+    if (buckets != manifest.buckets.end()) settings.allowed_batch_sizes = buckets->second;
+    if (options.allowed_batch_sizes) settings.allowed_batch_sizes = *options.allowed_batch_sizes;
+    settings.max_batch_size = options.max_batch_size.value_or(dim.max);
+    const auto fits = [&](std::int64_t size) { return size >= dim.min && size <= dim.max && size % dim.multiple == 0; };
+    const std::string allowed = ", the contract allows " + dim.name + " " + std::to_string(dim.min) + ".." +
+                                std::to_string(dim.max) + " in steps of " + std::to_string(dim.multiple);
+    if (!fits(settings.max_batch_size)) {
+      return usage("`--max-batch-size` is " + std::to_string(settings.max_batch_size) + allowed);
+    }
+    for (const std::int64_t size : settings.allowed_batch_sizes) {
+      if (!fits(size)) return usage("`--allowed-batch-sizes` has " + std::to_string(size) + allowed);
+    }
+  } else if (options.max_batch_size.value_or(1) != 1 || options.allowed_batch_sizes) {
+    return usage("this model is not batched: it runs one request at a time");
+  }
+  settings.max_queue_size = options.max_queue_size.value_or(4 * settings.max_batch_size * options.instances);
+  return settings;
+}
+
+HttpLimits http_limits(const ServeOptions& options) {
+  HttpLimits limits;
+  limits.max_body = static_cast<std::size_t>(options.max_body_mb) << 20;
+  limits.max_header = static_cast<std::size_t>(options.max_header_kb) << 10;
+  limits.max_connections = static_cast<std::size_t>(options.max_connections);
+  limits.idle = std::chrono::seconds(options.idle_timeout);
+  const auto memory =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  limits.max_held = std::max({memory / 4, kMinHeld, 2 * limits.max_body});
+  return limits;
+}
+
+WorkerSettings worker_settings(const ServeOptions& options, int bundle_fd, std::optional<std::int64_t> max_rows) {
+  WorkerSettings settings;
+  settings.instances = static_cast<std::size_t>(options.instances);
+  settings.bundle_fd = bundle_fd;
+  settings.libtorch = options.libtorch;
+  settings.verify = options.verify;
+  settings.max_rows = max_rows;
+  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  settings.threads = options.threads.value_or(std::max<std::int64_t>(1, cores / options.instances));
+  return settings;
+}
+
+void allow_many_descriptors() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+bool is_loopback(const std::string& url) { return url.starts_with("http://127.") || url.starts_with("http://[::1]"); }
+
+// All parts of the front, and the order in which they come and go.
+class Front {
+ public:
+  Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing, BatchSettings batching,
+        const Say& say);
+  Result<int> run();
+
+ private:
+  Status start_workers();
+  void await_signal();
+  void drain();
+  void poll_drained();
+  void end(Result<int> result);
+
+  const ServeOptions& options_;
+  const Manifest& manifest_;
+  const Say& say_;
+  asio::io_context io_{1};
+  asio::signal_set signals_{io_, SIGTERM, SIGINT};
+  asio::steady_timer timer_{io_};
+  std::chrono::steady_clock::time_point exit_at_;
+  Metrics metrics_;
+  std::optional<Supervisor> supervisor_;
+  std::optional<Batcher> batcher_;
+  std::optional<Router> router_;
+  std::optional<Server> server_;
+  bool draining_ = false, was_ready_ = false;
+  Result<int> result_ = 0;
+};
+
+Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing,
+             BatchSettings batching, const Say& say)
+    : options_(options), manifest_(manifest), say_(say), metrics_(manifest) {
+  RouterSettings settings;
+  settings.max_request_rows = options.max_request_rows.value_or(batching.max_queue_size);
+  settings.default_timeout = std::chrono::milliseconds(options.default_timeout_ms);
+  settings.max_body = static_cast<std::size_t>(options.max_body_mb) << 20;
+  if (options.log_requests) settings.log = say;
+  if (!options.null) {
+    std::optional<std::int64_t> most;
+    if (packing.batch_dim()) most = batching.padded(batching.limit());
+    supervisor_.emplace(io_, manifest, worker_settings(options, bundle_fd, most), metrics_);
+    batcher_.emplace(io_, manifest, packing, std::move(batching), std::chrono::seconds(options.worker_timeout),
+                     *supervisor_, metrics_);
+  }
+  router_.emplace(manifest, std::move(settings), packing, metrics_, supervisor_ ? &*supervisor_ : nullptr,
+                  batcher_ ? &*batcher_ : nullptr);
+  server_.emplace(io_, http_limits(options), *router_);
+}
+
+Result<int> Front::run() {
+  if (auto listening = server_->listen(options_.host, static_cast<std::uint16_t>(options_.port)); !listening) {
+    return listening.error();
+  }
+  router_->set_url(server_->url());
+  say_("listening on " + server_->url());
+  if (!is_loopback(server_->url())) say_("warning: everyone who can reach this address can use the server");
+  await_signal();
+  if (auto started = start_workers(); !started) return started.error();
+  io_.run();
+  return result_;
+}
+
+Status Front::start_workers() {
+  if (!supervisor_) return Done{};
+  Supervisor::Events events;
+  events.rang = [this](std::size_t worker) { batcher_->rang(worker); };
+  events.died = [this](std::size_t worker) { batcher_->died(worker); };
+  events.changed = [this] {
+    batcher_->wake();
+    if (!was_ready_ && supervisor_->ready()) say_("ready: " + manifest_.name + ", version " + manifest_.version);
+    was_ready_ = was_ready_ || supervisor_->ready();
+  };
+  events.hopeless = [this](const Error& error) { end(error); };
+  return supervisor_->start(std::move(events));
+}
+
+void Front::await_signal() {
+  signals_.async_wait([this](boost::system::error_code ec, int) {
+    if (ec) return;
+    if (draining_) return end(kSecondSignal);
+    drain();
+    await_signal();
+  });
+}
+
+void Front::drain() {
+  draining_ = true;
+  say_("draining");
+  exit_at_ = std::chrono::steady_clock::now() + std::chrono::seconds(options_.exit_timeout);
+  router_->drain();
+  server_->drain();
+  if (batcher_) batcher_->drain();
+  poll_drained();
+}
+
+void Front::poll_drained() {
+  if ((!batcher_ || batcher_->idle()) && server_->quiet()) return end(0);
+  if (std::chrono::steady_clock::now() >= exit_at_) {
+    return end(Error{Code::unavailable, "requests were not answered within `--exit-timeout`"});
+  }
+  timer_.expires_after(5ms);
+  timer_.async_wait([this](boost::system::error_code ec) {
+    if (!ec) poll_drained();
+  });
+}
+
+void Front::end(Result<int> result) {
+  result_ = std::move(result);
+  io_.stop();
+}
+
+}  // namespace
+
+Result<int> serve(const ServeOptions& options, const Say& say) {
+  const File file{::open(options.bundle.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (file.fd < 0) return Error{Code::damaged, "cannot open `" + options.bundle + "`: " + std::strerror(errno)};
+  const auto archive = Archive::open(file.fd);
+  if (!archive) return Error{archive.error().code, "`" + options.bundle + "`: " + archive.error().text};
+  const auto manifest = read_manifest(*archive);
+  if (!manifest) return Error{manifest.error().code, "`" + options.bundle + "`: " + manifest.error().text};
+  if (auto fits = check_host(*manifest, this_host()); !options.null && !fits) return fits.error();
+  Packing packing(*manifest);
+  auto batching = batch_settings(options, *manifest, packing);
+  if (!batching) return batching.error();
+  signal(SIGPIPE, SIG_IGN);
+  allow_many_descriptors();
+  return Front(options, *manifest, file.fd, packing, *std::move(batching), say).run();
+}
+
+}  // namespace mctl
