@@ -1,8 +1,8 @@
 """Bad bundles: one fault each, with the stage at which a reader has to refuse it. Also used by the C++ tests.
 
-`python -m tests.hostile.bad_bundles FOLDER` writes them with an index.json: [{"file", "stage", "error"}]. The stages follow
-one another: `open` (the zip's structure), `manifest`, `digest` (SHA-256 of members), `crc`, `contents` (what members
-hold); `good` has no fault. A reader that looks at more may refuse a file at an earlier stage, but never takes it.
+`python -m tests.hostile.bad_bundles FOLDER` writes them with an index.json: [{"file", "stage", "error"}]. The stages
+follow one another: `open` (the zip's structure), `manifest`, `digest` (SHA-256 of members), `crc`, `contents` (what
+members hold); `good` has no fault. A reader that looks at more may refuse a file earlier, but none takes it.
 """
 
 import hashlib
