@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from . import console
+from . import console, verdict
 
 _DIM = "NAME=MIN:MAX[:MULTIPLE][@INPUT:AXIS,…]"
 
@@ -29,6 +30,7 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Export a PyTorch model with its contract and golden cases, and prove that it is what was declared."""
+    from ..bundle_format import summary
     from ..export import dims
     from ..export.program import ExportRequest, export_model
 
@@ -45,5 +47,20 @@ def export(
         batch_dim=batch_dim,
         allow_random=allow_random,
     )
-    report = export_model(request, console.say)
-    console.say(f"wrote {report.path}")
+    with verdict.progress() as progress:
+        report = export_model(request, progress)
+    made = summary.summarize(report.path)
+    if json:
+        console.emit_json(
+            "mctl.export/1", True, **msgspec.to_builtins(made), proven=report.proven, seconds=report.seconds
+        )
+        return
+    worst = max(report.proven.values(), default=0.0)
+    console.write(summary.lines(made))
+    console.write(
+        [
+            "",
+            f"proven: equal to eager at {len(report.proven)} sizes, largest error {worst:.2g}",
+            f"seconds: {', '.join(f'{phase} {seconds:.1f}' for phase, seconds in report.seconds.items())}",
+        ]
+    )

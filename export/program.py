@@ -71,18 +71,18 @@ class ExportReport:
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
     clock = _Clock(progress)
-    with clock.phase("import"):
+    with clock.phase("import", f"importing {request.spec}"):
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
         declared = declare(source, request.dims, request.inputs)
         check_names(request.wishes, declared.named, declared.dims)
     notes = [note for note in [describe_change(declared)] if note]
-    with clock.phase("trace"):
+    with clock.phase("trace", "tracing the model with torch.export"):
         traced = _trace(request, source, declared, notes)
-    with clock.phase("prove"):
+    with clock.phase("prove", "comparing the program with the model"):
         cases = Cases(lambda: fresh_copy(source.model), declared, traced.contract, request.seed, notes)
-        proven = _prove(traced, cases)
+        proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
-    with clock.phase("write"):
+    with clock.phase("write", f"writing {request.output}"):
         manifest = _write(request.output, traced.exported, _manifest(source, traced.contract, kept, notes), kept)
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
@@ -94,8 +94,8 @@ class _Clock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.progress(name)
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        self.progress(text)
         start = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - start, 3)
@@ -138,10 +138,11 @@ class _Proven:
     errors: dict[str, float]  # case -> largest absolute error
 
 
-def _prove(traced: _Traced, cases: Cases) -> _Proven:
+def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
     """Compares program and eager at every case, and over several calls in a row."""
     proven = _Proven([], {})
     for case in cases.all():
+        progress(f"comparing the program with the model at {case.name}")
         with quiet():
             run = run_program(traced.exported, traced.contract)
             proven.errors[case.name] = prove_case(case, run, traced.contract)
