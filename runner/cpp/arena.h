@@ -1,6 +1,6 @@
 // Shared memory between the front process and one worker: slots, each with room for the contract's largest batch.
 //
-// One page of WorkerState, then per slot a SlotState page, the inputs and the outputs, each on a page boundary.
+// WorkerState, then per slot a SlotState, the inputs and the outputs, each on a page boundary.
 // The front fills a slot, sets its state to `ready` and rings the worker's doorbell (eventfd); the worker runs it, sets
 // `done` or `failed` and rings the front's. Pages are taken when they are first touched.
 #pragma once
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,7 @@ constexpr int kSlots = 2;
 enum class Phase : std::uint32_t { starting, verify, load, warmup, golden, ready, failed };
 
 struct WorkerState {
+  std::int64_t max_rows;  // what create() was given
   std::atomic<Phase> phase;
   double seconds[4];   // verify, load, warmup, golden
   std::uint32_t code;  // Code of `error` when phase is failed
@@ -39,26 +41,37 @@ struct SlotState {
 
 class Arena {
  public:
-  static Result<Arena> create(const Contract& contract);  // a memfd; Code::host if it is larger than memory maps
-  static Result<Arena> attach(int fd, const Contract& contract);  // in the worker; sizes are checked
-  Arena(Arena&&) noexcept;
-  Arena& operator=(Arena&&) noexcept;
+  // A memfd whose size is sealed; Code::host if there is no room for it. `max_rows`: the most rows of the batch dim
+  // that a slot has to hold, if that is less than the contract's maximum.
+  static Result<Arena> create(const Contract& contract, std::optional<std::int64_t> max_rows = std::nullopt);
+  // In the worker: the size has to be the contract's. The descriptor is the arena's from now on.
+  static Result<Arena> attach(int fd, const Contract& contract);
+  Arena(Arena&& other) noexcept { swap(other); }
+  Arena& operator=(Arena&& other) noexcept {
+    swap(other);
+    return *this;
+  }
   ~Arena();
 
   int fd() const { return fd_; }
   WorkerState& worker();
   SlotState& slot(int index);
-  std::span<std::byte> input(int slot, std::size_t index);  // capacity of the contract's maximum
+  std::span<std::byte> input(int slot, std::size_t index);  // as large as any sizes of the dims need
   std::span<std::byte> output(int slot, std::size_t index);
 
  private:
-  Arena() = default;
-  int fd_ = -1;
-  std::byte* base_ = nullptr;
-  std::size_t size_ = 0, slot_bytes_ = 0;
   struct Area {
     std::size_t offset, bytes;  // within the slot
   };
+  Arena() = default;
+  void swap(Arena& other) noexcept;
+  Status lay_out(const Contract& contract, std::optional<std::int64_t> max_rows);
+  Status map();
+  std::byte* slot_base(int slot) const;
+
+  int fd_ = -1;
+  std::byte* base_ = nullptr;
+  std::size_t size_ = 0, slot_bytes_ = 0;
   std::vector<Area> inputs_, outputs_;
 };
 

@@ -72,7 +72,7 @@ Status check_constant(const Contract& contract, std::string_view name, const Sca
 Result<std::vector<std::int64_t>> shape_of(const Tensor& tensor, std::span<const std::int64_t> dims);
 Result<std::size_t> bytes_of(const Tensor& tensor, std::span<const std::int64_t> dims);  // overflow is an error
 Result<std::size_t> bytes_of(Dtype dtype, std::span<const std::int64_t> shape);
-std::string signature(const Tensor& tensor);                                             // float32[batch,128]
+std::string signature(const Tensor& tensor);  // float32[batch,128]
 
 // The most bytes that the tensor has for any sizes of these dims.
 Result<std::size_t> capacity_of(const Tensor& tensor, std::span<const Dim> dims);

@@ -64,8 +64,8 @@ class ExpressionParser {
       return Error{Code::damaged, "expression of " + std::to_string(text_.size()) + " characters, allowed " +
                                       std::to_string(kMaxText)};
     const bool sound = sum() && (skip_spaces(), at_ == text_.size());
-    if (!undeclared_.empty()) return Error{Code::damaged, quoted_text() + " names a dim that is not declared"};
     if (!sound) return Error{Code::damaged, "malformed expression " + quoted_text()};
+    if (!undeclared_.empty()) return Error{Code::damaged, quoted_text() + " names a dim that is not declared"};
     result_.text_ = text_;
     return std::move(result_);
   }

@@ -35,8 +35,8 @@ class Expression {
   std::string fault(std::span<const std::int64_t> dims) const;                     // why evaluate() gave nothing
   std::optional<Interval> bounds(std::span<const Dim> dims) const;  // holds every value over the dims' ranges
   bool uses(std::size_t dim) const;
-  std::optional<std::size_t> dim() const;        // set when the axis is just a dim
-  std::optional<std::int64_t> constant() const;  // set when the axis is fixed
+  std::optional<std::size_t> dim() const;                    // set when the axis is just a dim
+  std::optional<std::int64_t> constant() const;              // set when the axis is fixed
   std::optional<std::int64_t> times(std::size_t dim) const;  // k in `dim`, `k*dim`, `dim*k` and `k*dim*m` (k*m)
   const std::string& text() const { return text_; }
 

@@ -265,16 +265,18 @@ Result<Manifest> parse_manifest(std::string_view text) {
   return manifest;
 }
 
+bool covers(const Variant& variant, const Contract& contract, std::span<const std::int64_t> dims) {
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    const auto range = variant.covers.find(contract.dims[i].name);
+    if (range != variant.covers.end() && (dims[i] < range->second.first || dims[i] > range->second.second))
+      return false;
+  }
+  return true;
+}
+
 const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims) {
-  const auto covers = [&](const Variant& variant) {
-    for (std::size_t i = 0; i < dims.size(); ++i) {
-      const auto range = variant.covers.find(manifest.contract.dims[i].name);
-      if (range != variant.covers.end() && (dims[i] < range->second.first || dims[i] > range->second.second))
-        return false;
-    }
-    return true;
-  };
-  const auto found = std::find_if(manifest.variants.begin(), manifest.variants.end(), covers);
+  const auto found = std::find_if(manifest.variants.begin(), manifest.variants.end(),
+                                  [&](const Variant& variant) { return covers(variant, manifest.contract, dims); });
   return found != manifest.variants.end() ? &*found : nullptr;
 }
 

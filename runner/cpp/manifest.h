@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +59,8 @@ struct Manifest {
 };
 
 Result<Manifest> parse_manifest(std::string_view json);
+
+bool covers(const Variant& variant, const Contract& contract, std::span<const std::int64_t> dims);
 
 // The first variant that covers these sizes; nullptr if none does.
 const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims);

@@ -1,0 +1,324 @@
+#include "aoti.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "tensor_copy.h"
+
+namespace mctl {
+namespace {
+
+Error host(std::string text) { return {Code::host, std::move(text)}; }
+Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
+
+std::string dl_error() {
+  const char* text = dlerror();
+  return text != nullptr ? text : "unknown error";
+}
+
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// Strides of row-major order.
+std::vector<std::int64_t> row_major(std::span<const std::int64_t> sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t step = 1;
+  for (std::size_t axis = sizes.size(); axis-- > 0; step *= std::max<std::int64_t>(sizes[axis], 1))
+    strides[axis] = step;
+  return strides;
+}
+
+// Does each element that the strides reach lie within `count` elements?
+bool fits(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides, std::int64_t count) {
+  if (sizes.size() != strides.size()) return false;
+  std::int64_t last = 0;
+  for (std::size_t axis = 0; axis < sizes.size(); ++axis) {
+    std::int64_t reach;
+    if (sizes[axis] == 0) return true;
+    if (strides[axis] < 0 || __builtin_mul_overflow(sizes[axis] - 1, strides[axis], &reach) ||
+        __builtin_add_overflow(last, reach, &last))
+      return false;
+  }
+  return last < count;
+}
+
+std::string described(std::string_view dtype, std::span<const std::int64_t> shape) {
+  std::string text(dtype);
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) text += (axis == 0 ? "[" : ",") + std::to_string(shape[axis]);
+  return text + (shape.empty() ? "[]" : "]");
+}
+
+// Text of an error that ends with where in torch it was noticed: the first line says what.
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
+Result<int> memory_file(std::span<const std::byte> bytes) {
+  const int fd = memfd_create("mctl-variant", MFD_CLOEXEC);
+  if (fd < 0) return host(std::string("no memory for a variant: ") + std::strerror(errno));
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      close(fd);
+      return host(std::string("no memory for a variant: ") + std::strerror(errno));
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+  return fd;
+}
+
+}  // namespace
+
+// --- libtorch -------------------------------------------------------------------------------------------------------
+
+Result<Libtorch> Libtorch::load(const std::string& path, int threads) {
+  struct stat status;
+  const bool folder = stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  // What libtorch and MKL start with; the calls later on reach only what asks OpenMP.
+  const std::string number = std::to_string(threads);
+  setenv("OMP_NUM_THREADS", number.c_str(), 1);
+  setenv("MKL_NUM_THREADS", number.c_str(), 1);
+  Libtorch libtorch;
+  libtorch.handle_ = dlopen((folder ? path + "/libtorch_cpu.so" : path).c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (libtorch.handle_ == nullptr) return host("cannot load libtorch: " + dl_error());
+  if (auto found = libtorch.look_up(); !found) return found.error();
+  libtorch.set_threads(threads);
+  return libtorch;
+}
+
+Status Libtorch::look_up() {
+  std::int32_t (*cpu)() = nullptr;
+  const bool found =
+      find(handle_, "aoti_torch_create_tensor_from_blob", calls_.create) &&
+      find(handle_, "aoti_torch_delete_tensor_object", calls_.remove) &&
+      find(handle_, "aoti_torch_get_data_ptr", calls_.data) && find(handle_, "aoti_torch_get_dim", calls_.rank) &&
+      find(handle_, "aoti_torch_get_sizes", calls_.sizes) && find(handle_, "aoti_torch_get_strides", calls_.strides) &&
+      find(handle_, "aoti_torch_get_dtype", calls_.dtype) &&
+      find(handle_, "aoti_torch_grad_mode_set_enabled", calls_.set_grad_mode) &&
+      find(handle_, "torch_exception_get_what_without_backtrace", calls_.what) &&
+      find(handle_, "aoti_torch_device_type_cpu", cpu);
+  if (!found) return host("this libtorch lacks what the runner needs: " + dl_error());
+  cpu_ = cpu();
+  for (std::size_t i = 0; i < dtypes_.size(); ++i) {
+    std::int32_t (*number)() = nullptr;
+    const std::string name = "aoti_torch_dtype_" + std::string(name_of(static_cast<Dtype>(i)));
+    if (!find(handle_, name.c_str(), number)) return host("this libtorch lacks `" + name + "`");
+    dtypes_[i] = number();
+  }
+  find(handle_, "omp_set_num_threads", calls_.set_omp_threads);
+  return Done{};
+}
+
+bool Libtorch::has(const std::string& symbol) const { return dlsym(handle_, symbol.c_str()) != nullptr; }
+
+void Libtorch::set_threads(int threads) const {
+  if (calls_.set_omp_threads != nullptr) calls_.set_omp_threads(threads);
+}
+
+std::string Libtorch::last_error() const {
+  const char* text = calls_.what();
+  return text != nullptr ? text : "";
+}
+
+Result<AtenTensor> Libtorch::tensor(void* data, Dtype dtype, std::span<const std::int64_t> sizes,
+                                    std::span<const std::int64_t> strides) const {
+  AtenTensor tensor = nullptr;
+  const auto number = dtypes_[static_cast<std::size_t>(dtype)];
+  if (calls_.create(data, static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(), 0, number, cpu_, 0,
+                    &tensor) != 0)
+    return Error{Code::internal, "torch made no tensor: " + first_line(last_error())};
+  return tensor;
+}
+
+// --- a variant ------------------------------------------------------------------------------------------------------
+
+Result<Model> Model::load(const Libtorch& libtorch, const Contract& contract, const Variant& variant,
+                          std::span<const std::byte> code, Weights& weights) {
+  Model model;
+  model.libtorch_ = &libtorch;
+  model.contract_ = &contract;
+  model.variant_ = &variant;
+  if (auto opened = model.open(code); !opened) return opened.error();
+  if (auto found = model.look_up(); !found) return found.error();
+  if (model.calls_.create(&model.container_, 1, "cpu", nullptr) != 0) return model.failed();
+  if (auto counts = model.check_counts(); !counts) return counts.error();
+  if (auto bound = model.bind_constants(weights); !bound) return bound.error();
+  return model;
+}
+
+Model::~Model() {
+  if (container_ != nullptr) calls_.remove(container_);
+  if (libtorch_ != nullptr)
+    for (auto* tensors : {&inputs_, &outputs_, &constants_}) delete_all(*tensors);
+  // The library stays: threads that OpenMP keeps may still be inside it.
+  if (fd_ >= 0) close(fd_);
+}
+
+void Model::swap(Model& other) noexcept {
+  std::swap(libtorch_, other.libtorch_);
+  std::swap(contract_, other.contract_);
+  std::swap(variant_, other.variant_);
+  std::swap(fd_, other.fd_);
+  std::swap(library_, other.library_);
+  std::swap(container_, other.container_);
+  std::swap(constants_, other.constants_);
+  std::swap(inputs_, other.inputs_);
+  std::swap(outputs_, other.outputs_);
+  std::swap(calls_, other.calls_);
+}
+
+Status Model::open(std::span<const std::byte> code) {
+  const auto fd = memory_file(code);
+  if (!fd) return fd.error();
+  fd_ = *fd;
+  library_ = dlopen(("/proc/self/fd/" + std::to_string(fd_)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library_ == nullptr) return host("cannot load variant `" + variant_->name + "`: " + dl_error());
+  return Done{};
+}
+
+Status Model::look_up() {
+  const bool found = find(library_, "AOTInductorModelContainerCreateWithDevice", calls_.create) &&
+                     find(library_, "AOTInductorModelContainerDelete", calls_.remove) &&
+                     find(library_, "AOTInductorModelContainerRunSingleThreaded", calls_.run) &&
+                     find(library_, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", calls_.update) &&
+                     find(library_, "AOTInductorModelContainerGetNumConstants", calls_.count_constants) &&
+                     find(library_, "AOTInductorModelContainerGetNumInputs", calls_.count_inputs) &&
+                     find(library_, "AOTInductorModelContainerGetNumOutputs", calls_.count_outputs) &&
+                     find(library_, "AOTInductorModelContainerGetConstantName", calls_.constant_name) &&
+                     find(library_, "AOTInductorModelContainerGetConstantOriginalFQN", calls_.constant_fqn) &&
+                     find(library_, "AOTInductorModelContainerGetConstantFromFolded", calls_.constant_folded) &&
+                     find(library_, "AOTInductorModelContainerGetConstantDtype", calls_.constant_dtype) &&
+                     find(library_, "AOTInductorGetLastError", calls_.last_error);
+  if (!found) return damaged("variant `" + variant_->name + "` is no AOTInductor library: " + dl_error());
+  return Done{};
+}
+
+Status Model::check_counts() const {
+  std::size_t inputs = 0, outputs = 0;
+  if (calls_.count_inputs(container_, &inputs) != 0 || calls_.count_outputs(container_, &outputs) != 0) return failed();
+  if (inputs == contract_->inputs.size() && outputs == contract_->outputs.size()) return Done{};
+  return damaged("variant `" + variant_->name + "` takes " + std::to_string(inputs) + " inputs and gives " +
+                 std::to_string(outputs) + " outputs, the contract says " + std::to_string(contract_->inputs.size()) +
+                 " and " + std::to_string(contract_->outputs.size()));
+}
+
+// Hands over the tensors where they lie: they stay this object's.
+Status Model::bind_constants(Weights& weights) {
+  std::size_t count = 0;
+  if (calls_.count_constants(container_, &count) != 0) return failed();
+  std::vector<Pair> pairs;
+  for (std::size_t i = 0; i < count; ++i) {
+    bool folded = false;
+    const char *name = nullptr, *original = nullptr;
+    if (calls_.constant_folded(container_, i, &folded) != 0 || calls_.constant_name(container_, i, &name) != 0 ||
+        calls_.constant_fqn(container_, i, &original) != 0)
+      return failed();
+    if (folded) continue;  // the library computes it from the others
+    const auto tensor = constant(i, original != nullptr && *original != '\0' ? original : name, weights);
+    if (!tensor) return tensor.error();
+    constants_.push_back(*tensor);
+    pairs.push_back({name, *tensor});
+  }
+  if (!pairs.empty() && calls_.update(container_, pairs.data(), pairs.size(), false, true) != 0) return failed();
+  return Done{};
+}
+
+Result<AtenTensor> Model::constant(std::size_t index, const std::string& name, Weights& weights) const {
+  const std::string where = "constant `" + name + "` of variant `" + variant_->name + "`";
+  const auto listed = variant_->constants.find(name);
+  if (listed == variant_->constants.end()) return damaged(where + " is not in the manifest");
+  const auto tensor = weights.tensor(name, listed->second);
+  if (!tensor) return tensor.error();
+  std::int32_t dtype = 0;
+  if (calls_.constant_dtype(container_, index, &dtype) != 0) return failed();
+  if (dtype != libtorch_->dtypes_[static_cast<std::size_t>(tensor->dtype)])
+    return damaged(where + " is another dtype in the weights than in the library");
+  const auto strides = listed->second.stride.empty() ? row_major(tensor->shape) : listed->second.stride;
+  const std::size_t item = item_size(tensor->dtype);
+  if (!fits(tensor->shape, strides, static_cast<std::int64_t>(tensor->data.size() / item)))
+    return damaged(where + " has strides that reach beyond its tensor");
+  return libtorch_->tensor(tensor->data.data(), tensor->dtype, tensor->shape, strides);
+}
+
+// --- a call ---------------------------------------------------------------------------------------------------------
+
+Status Model::run(std::span<const std::int64_t> dims, std::span<std::byte* const> inputs,
+                  std::span<const std::span<std::byte>> outputs) {
+  if (auto made = make_inputs(dims, inputs); !made) return made;
+  outputs_.assign(outputs.size(), nullptr);
+  const int status =
+      calls_.run(container_, inputs_.data(), inputs_.size(), outputs_.data(), outputs_.size(), nullptr, nullptr);
+  inputs_.clear();  // the library took them, also where it failed
+  Status result = status == 0 ? Status(Done{}) : failed();
+  for (std::size_t i = 0; result && i < outputs.size(); ++i)
+    result = take_output(contract_->outputs[i], outputs_[i], dims, outputs[i]);
+  delete_all(outputs_);
+  return result;
+}
+
+Status Model::make_inputs(std::span<const std::int64_t> dims, std::span<std::byte* const> inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto shape = shape_of(contract_->inputs[i], dims);
+    const auto tensor = shape ? libtorch_->tensor(inputs[i], contract_->inputs[i].dtype, *shape, row_major(*shape))
+                              : Result<AtenTensor>(shape.error());
+    if (!tensor) {
+      delete_all(inputs_);
+      return tensor.error();
+    }
+    inputs_.push_back(*tensor);
+  }
+  return Done{};
+}
+
+Status Model::take_output(const Tensor& declared, AtenTensor tensor, std::span<const std::int64_t> dims,
+                          std::span<std::byte> output) const {
+  const auto wanted = shape_of(declared, dims);
+  if (!wanted) return wanted.error();
+  const auto bytes = bytes_of(declared.dtype, *wanted);
+  const auto& calls = libtorch_->calls_;
+  void* data = nullptr;
+  std::int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+  std::int32_t dtype = 0;
+  if (tensor == nullptr || calls.dtype(tensor, &dtype) != 0 || calls.rank(tensor, &rank) != 0 ||
+      calls.sizes(tensor, &sizes) != 0 || calls.strides(tensor, &strides) != 0 || calls.data(tensor, &data) != 0)
+    return Error{Code::model, "the model gave no tensor for output '" + declared.name + "'"};
+  const std::span shape(sizes, static_cast<std::size_t>(rank));
+  const auto& dtypes = libtorch_->dtypes_;
+  const auto known = std::find(dtypes.begin(), dtypes.end(), dtype);
+  if (known != dtypes.begin() + static_cast<std::ptrdiff_t>(declared.dtype) || !std::ranges::equal(shape, *wanted)) {
+    const auto name = known != dtypes.end() ? name_of(static_cast<Dtype>(known - dtypes.begin())) : "another dtype";
+    return Error{Code::model, "the model gave output '" + declared.name + "' as " + described(name, shape) +
+                                  ", the contract says " + described(name_of(declared.dtype), *wanted)};
+  }
+  if (!bytes || *bytes > output.size())
+    return Error{Code::internal, "output '" + declared.name + "' is larger than its place"};
+  copy_row_major(output.data(), static_cast<const std::byte*>(data), shape, {strides, shape.size()},
+                 item_size(declared.dtype));
+  return Done{};
+}
+
+void Model::delete_all(std::vector<AtenTensor>& tensors) const {
+  for (const AtenTensor tensor : tensors)
+    if (tensor != nullptr) libtorch_->calls_.remove(tensor);
+  tensors.clear();
+}
+
+// The library's own text; where that only says which call into torch failed, torch's.
+Error Model::failed() const {
+  const char* text = nullptr;
+  std::string error = calls_.last_error(&text) == 0 && text != nullptr ? text : "";
+  if (error.empty() || error.find("API call failed") != std::string::npos)
+    if (const auto cause = libtorch_->last_error(); !cause.empty()) error = cause;
+  return {Code::model, error.empty() ? "the model failed and did not say why" : first_line(error)};
+}
+
+}  // namespace mctl

@@ -1,0 +1,174 @@
+// Requests byte by byte, answers' heads, compressed bodies, options, metrics.
+#include "http.h"
+
+#include <boost/test/unit_test.hpp>
+
+#include "inflate.h"
+#include "metrics.h"
+#include "options.h"
+#include "support.h"
+
+namespace mctl {
+namespace {
+
+// Feeds a parser `step` bytes at a time, the way that connection.cc does; how much of `text` is the request's.
+Result<std::size_t> feed(RequestParser& parser, std::string_view text, std::size_t step) {
+  std::size_t parsed = 0, filled = 0;
+  while (!parser.is_done()) {
+    if (filled == text.size()) return Error{Code::internal, "unfinished"};
+    filled = std::min(filled + step, text.size());
+    for (bool more = true; more && parsed < filled && !parser.is_done();) {
+      const auto taken = parser.take(text.substr(parsed, filled - parsed));
+      if (!taken) return taken.error();
+      parsed += *taken;
+      more = *taken > 0;
+    }
+  }
+  return parsed;
+}
+
+BOOST_AUTO_TEST_CASE(http_heads_in_pieces_of_any_size) {
+  const std::string text =
+      "POST http://host:1/v2/x?a=b HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+      "inference-header-content-length: 12\r\nX-Request-Id: q\r\nx-mctl-timeout-ms: 5\r\nExpect: 100-Continue\r\n"
+      "Content-Length: 3\r\n\r\nabcGET /";
+  for (const std::size_t step : {1, 2, 3, 7, 1000}) {
+    RequestParser parser(100, 8192);
+    const auto parsed = feed(parser, text, step);
+    BOOST_REQUIRE_MESSAGE(parsed, why(parsed));
+    BOOST_TEST(*parsed == text.size() - 5);
+    const Head& head = parser.request();
+    BOOST_TEST((head.verb == Verb::post));
+    BOOST_TEST(head.target == "/v2/x?a=b");
+    BOOST_TEST(head.content_type == "application/json");
+    BOOST_TEST(*head.json_length == 12u);
+    BOOST_TEST(*head.timeout_ms == 5u);
+    BOOST_TEST(*head.content_length == 3u);
+    BOOST_TEST(head.request_id == "q");
+    BOOST_TEST(head.expects_continue);
+    BOOST_TEST(head.keep_alive);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(http_chunks_in_pieces_of_any_size) {
+  const std::string text =
+      "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;name=value\r\nabc\r\n1\r\nd\r\n0\r\nX-Trailer: 1\r\n\r\n";
+  const std::string empty = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
+  for (std::size_t step = 1; step < 60; ++step) {
+    RequestParser parser(100, 8192), nothing(100, 8192);
+    BOOST_TEST(*feed(parser, text, step) == text.size());
+    BOOST_TEST(parser.chunks() == "abcd");
+    BOOST_TEST(*feed(nothing, empty, step) == empty.size());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(http_refusals) {
+  const auto code = [](const std::string& text) {
+    RequestParser parser(10, 4096);
+    const auto parsed = feed(parser, text, 1000);
+    BOOST_REQUIRE(!parsed);
+    return status_of(parsed.error().code);
+  };
+  const std::string post = "POST / HTTP/1.1\r\n";
+  BOOST_TEST(code("nonsense\r\n\r\n") == 400u);
+  BOOST_TEST(code("GET / HTTP/2.0\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Content-Length: 1\r\nContent-Length: 2\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Content-Length: -1\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Content-Length: 99999999999999999999\r\n\r\n") == 400u);
+  BOOST_TEST(code(post + "Transfer-Encoding: gzip\r\n\r\n") == 501u);
+  BOOST_TEST(code(post + "Content-Length: 11\r\n\r\n") == 413u);
+  BOOST_TEST(code(post + "Transfer-Encoding: chunked\r\n\r\nb\r\n") == 413u);
+  BOOST_TEST(code(post + "Transfer-Encoding: chunked\r\n\r\nzz\r\n") == 400u);
+  BOOST_TEST(code(post + "X: " + std::string(5000, 'x')) == 400u);
+}
+
+BOOST_AUTO_TEST_CASE(http_answers) {
+  const Answer busy = refusal({Code::unavailable, "a \"quoted\" \x01 \xff reason"});
+  BOOST_TEST(busy.body == R"({"error":"a \"quoted\" \u0001 \ufffd reason"})");
+  std::string head;
+  append_head(head, busy, "Thu, 01 Jan 1970 00:00:00 GMT", false, false);
+  BOOST_TEST(head ==
+             "HTTP/1.1 503 Service Unavailable\r\nServer: mctl\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
+             "Content-Type: application/json\r\nContent-Length: 45\r\nRetry-After: 1\r\nConnection: close\r\n\r\n");
+  BOOST_TEST(http_date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT");  // RFC 9110, section 5.6.7
+}
+
+std::string from_hex(std::string_view digits) {
+  std::string bytes;
+  for (std::size_t i = 0; i < digits.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16));
+  }
+  return bytes;
+}
+
+BOOST_AUTO_TEST_CASE(http_compressed_bodies) {  // compressed by Python's zlib
+  const std::string plain = "mctl mctl mctl mctl mctl mctl mctl mctl ", deflate = from_hex("cb4d2ec951c8254c0000");
+  const std::string zlib = from_hex("789ccb4d2ec951c8254c00002dff0e81");
+  const std::string gzip = from_hex("1f8b0800000000000203cb4d2ec951c8254c00006f4bd4bb28000000");
+  const auto inflated = [](std::string_view encoding, const std::string& data, std::size_t limit = 1000) {
+    return inflate(encoding, bytes_of(data), limit);
+  };
+  BOOST_TEST(*inflated("gzip", gzip) == plain);
+  BOOST_TEST(*inflated("deflate", zlib) == plain);
+  BOOST_TEST(*inflated("deflate", deflate) == plain);
+  BOOST_TEST(*inflated("GZIP", gzip, plain.size()) == plain);
+  BOOST_TEST((inflated("gzip", gzip, plain.size() - 1).error().code == Code::too_large));
+  BOOST_TEST((inflated("br", gzip).error().code == Code::unsupported));
+  for (std::size_t cut = 0; cut < gzip.size(); ++cut) BOOST_TEST(!inflated("gzip", gzip.substr(0, cut)));
+  BOOST_TEST(!inflated("gzip", gzip + "x"));
+  std::string wrong = gzip;
+  wrong[wrong.size() - 5] ^= 1;  // of the checksum
+  BOOST_TEST(!inflated("gzip", wrong));
+}
+
+BOOST_AUTO_TEST_CASE(options_all_forms) {
+  const auto parse = [](std::vector<std::string> words) { return parse_serve_options(words); };
+  const auto options = parse({"b.pt2", "--port=0", "--host", "::1", "--allowed-batch-sizes", "1,2,8", "--no-verify"});
+  BOOST_REQUIRE(options);
+  BOOST_TEST(options->bundle == "b.pt2");
+  BOOST_TEST(options->port == 0);
+  BOOST_TEST(options->host == "::1");
+  BOOST_TEST(options->allowed_batch_sizes->size() == 3u);
+  BOOST_TEST(!options->verify);
+  BOOST_TEST(why(parse({})) == "no bundle given");
+  BOOST_TEST(why(parse({"a", "b"})) == "one bundle at a time: `a` and `b`");
+  BOOST_TEST(why(parse({"a", "--port", "65536"})) == "`--port` is `65536`, allowed 0..65535");
+  BOOST_TEST(why(parse({"a", "--port", "80x"})) == "`--port` is `80x`, allowed 0..65535");
+  BOOST_TEST(why(parse({"a", "--port"})) == "`--port` needs a value: PORT");
+  BOOST_TEST(why(parse({"a", "--nope"})) == "no such option: `--nope`");
+  BOOST_TEST(why(parse({"a", "--null=1"})) == "`--null` takes no value");
+  BOOST_TEST(why(parse({"a", "--allowed-batch-sizes=2,1"})) == "`--allowed-batch-sizes` is not ascending: 2,1");
+}
+
+BOOST_AUTO_TEST_CASE(metrics_add_up) {
+  Manifest manifest;
+  manifest.name = "m";
+  manifest.version = "1";
+  Metrics metrics(manifest);
+  metrics.request(Outcome::ok, 400'000);              // 0.4 ms
+  metrics.request(Outcome::expired, 20'000'000'000);  // beyond the last bound
+  const BatchFacts batch{"batch=4", Reason::idle, 3, 4};
+  metrics.batch_started(batch);
+  metrics.batch_done(batch, 10, 20, 30);
+  const std::string text = metrics.prometheus({});
+  const auto has = [&](const std::string& line) { return text.find("\n" + line + "\n") != std::string::npos; };
+  const std::string model = R"(model="m",version="1")";
+  BOOST_TEST(has("mctl_requests_total{" + model + R"(,code="ok"} 1)"));
+  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="0.00025"} 0)"));
+  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="0.0005"} 1)"));
+  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="10"} 1)"));
+  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="+Inf"} 2)"));
+  BOOST_TEST(has("mctl_request_duration_seconds_count{" + model + "} 2"));
+  BOOST_TEST(has("mctl_batch_rows_bucket{" + model + R"(,le="4"} 1)"));
+  BOOST_TEST(has("mctl_batches_total{" + model + R"(,bucket="batch=4",reason="idle"} 1)"));
+  BOOST_TEST(has("mctl_padded_rows_total{" + model + "} 1"));
+  const auto stats = boost::json::parse(metrics.statistics()).at("model_stats").at(0);
+  BOOST_TEST(stats.at("inference_count").as_int64() == 3);
+  BOOST_TEST(stats.at("execution_count").as_int64() == 1);
+  BOOST_TEST(stats.at("batch_stats").at(0).at("compute_infer").at("ns").as_int64() == 20);
+}
+
+}  // namespace
+}  // namespace mctl

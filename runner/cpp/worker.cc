@@ -1,0 +1,349 @@
+#include "worker.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "aoti.h"
+#include "archive.h"
+#include "arena.h"
+#include "compare.h"
+#include "host.h"
+#include "layout.h"
+#include "sha256.h"
+#include "weights.h"
+
+namespace mctl {
+namespace {
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+template <std::size_t N>
+void set_text(char (&target)[N], const std::string& text) {
+  const std::size_t size = std::min(text.size(), N - 1);
+  std::memcpy(target, text.data(), size);
+  target[size] = '\0';
+}
+
+// Writes `count` elements of the value 1, or of the nearest one that is allowed: never a divisor of zero, nor a mask
+// that hides everything.
+void fill_ones(const Tensor& declared, std::span<std::byte> data) {
+  const std::size_t item = item_size(declared.dtype);
+  std::uint64_t bits = 1;
+  if (declared.range)
+    bits = static_cast<std::uint64_t>(std::clamp<std::int64_t>(1, declared.range->first, declared.range->second));
+  switch (declared.dtype) {
+    case Dtype::f16:
+      bits = 0x3c00;
+      break;
+    case Dtype::bf16:
+      bits = 0x3f80;
+      break;
+    case Dtype::f32:
+      bits = 0x3f800000;
+      break;
+    case Dtype::f64:
+      bits = 0x3ff0000000000000;
+      break;
+    default:
+      break;
+  }
+  for (std::size_t at = 0; at + item <= data.size(); at += item) std::memcpy(data.data() + at, &bits, item);
+}
+
+class Worker {
+ public:
+  explicit Worker(const WorkerOptions& options) : options_(options) {}
+
+  int run() {
+    if (auto ready = prepare(); !ready) return fail(ready.error());
+    enter(Phase::ready);
+    serve();
+    return 0;
+  }
+
+  int fail(const Error& error) {
+    if (!arena_) return 1;  // there is no way to tell
+    arena_->worker().code = static_cast<std::uint32_t>(error.code);
+    set_text(arena_->worker().error, error.text);
+    enter(Phase::failed);
+    return 1;
+  }
+
+ private:
+  // --- doorbells ----------------------------------------------------------------------------------------------------
+
+  void ring() const {
+    const std::uint64_t one = 1;
+    while (write(options_.done_fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  }
+
+  // False: told to stop, or nobody can ring any more.
+  bool wait() const {
+    std::uint64_t count = 0;
+    ssize_t got;
+    do got = read(options_.wake_fd, &count, sizeof count);
+    while (got < 0 && errno == EINTR);
+    return got == sizeof count && count < kStopWorker;
+  }
+
+  void enter(Phase phase) {
+    arena_->worker().phase.store(phase, std::memory_order_release);
+    ring();
+  }
+
+  template <class Job>
+  Status timed(Phase phase, Job job) {
+    enter(phase);
+    const std::uint64_t begin = now_ns();
+    Status status = job();
+    const auto index = static_cast<std::size_t>(phase) - static_cast<std::size_t>(Phase::verify);
+    arena_->worker().seconds[index] = static_cast<double>(now_ns() - begin) * 1e-9;
+    return status;
+  }
+
+  // --- before the first request -------------------------------------------------------------------------------------
+
+  Status prepare() {
+    auto archive = Archive::open(options_.bundle_fd);
+    if (!archive) return archive.error();
+    archive_ = std::move(*archive);
+    auto manifest = read_manifest(*archive_);
+    if (!manifest) return manifest.error();
+    manifest_ = std::move(*manifest);
+    auto arena = Arena::attach(options_.arena_fd, manifest_.contract);
+    if (!arena) return arena.error();
+    arena_ = std::move(*arena);
+    if (auto done = timed(Phase::verify, [&] { return verify(); }); !done) return done;
+    if (auto done = timed(Phase::load, [&] { return load(); }); !done) return done;
+    if (auto done = timed(Phase::warmup, [&] { return warm_up(); }); !done) return done;
+    return timed(Phase::golden, [&] { return replay(); });
+  }
+
+  Status verify() {
+    if (auto runs = check_host(manifest_, this_host()); !runs) return runs;
+    auto weights = Weights::map(*archive_);
+    if (!weights) return weights.error();
+    weights_ = std::move(*weights);
+    for (const auto& [path, member] : manifest_.members) {
+      if (!options_.verify || is_library(path)) continue;  // code is hashed when it is loaded
+      const auto mapping = archive_->map(path);
+      if (!mapping) return mapping.error();
+      if (auto same = mctl::verify(manifest_, path, mapping->bytes()); !same) return same;
+    }
+    return Done{};
+  }
+
+  bool is_library(const std::string& path) const {
+    return std::any_of(manifest_.variants.begin(), manifest_.variants.end(),
+                       [&](const Variant& variant) { return variant.library == path; });
+  }
+
+  Status load() {
+    auto libtorch = Libtorch::load(options_.libtorch, options_.threads);
+    if (!libtorch) return libtorch.error();
+    libtorch_ = std::move(*libtorch);
+    if (auto runs = check_libraries(manifest_, *libtorch_); !runs) return runs;
+    for (const Variant& variant : manifest_.variants) {
+      // A copy, so that what was hashed is what is mapped.
+      const auto code = archive_->read(variant.library, SIZE_MAX);
+      if (!code) return code.error();
+      const auto bytes = std::as_bytes(std::span(*code));
+      if (auto same = mctl::verify(manifest_, variant.library, bytes); !same) return same;
+      auto model = Model::load(*libtorch_, manifest_.contract, variant, bytes, weights_);
+      if (!model) return model.error();
+      models_.push_back(std::move(*model));
+    }
+    return Done{};
+  }
+
+  // Each combination of buckets twice: the first run is lazy initialisation.
+  Status warm_up() {
+    for (const DimSizes& dims : warm_sizes())
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        for (std::size_t i = 0; i < manifest_.contract.inputs.size(); ++i) {
+          const auto bytes = bytes_of(manifest_.contract.inputs[i], dims);
+          if (!bytes) return bytes.error();
+          fill_ones(manifest_.contract.inputs[i], arena_->input(0, i).first(*bytes));
+        }
+        if (auto ran = run_slot(0, variant_index(dims), dims); !ran)
+          return Error{Code::model, "warm-up failed: " + ran.error().text};
+      }
+    weights_.reset();
+    return Done{};
+  }
+
+  // Every combination of the buckets that fit the arena; a dim without buckets is at its smallest.
+  std::vector<DimSizes> warm_sizes() {
+    const Contract& contract = manifest_.contract;
+    const std::int64_t max_rows = arena_->worker().max_rows;
+    std::vector<DimSizes> sizes{{}};
+    for (std::size_t dim = 0; dim < contract.dims.size(); ++dim) {
+      std::vector<std::int64_t> steps{contract.dims[dim].min};
+      if (const auto found = manifest_.buckets.find(contract.dims[dim].name); found != manifest_.buckets.end())
+        steps = found->second;
+      if (contract.batch_dim == dim && max_rows > 0) {
+        std::erase_if(steps, [&](std::int64_t size) { return size > max_rows; });
+        if (steps.empty() || steps.back() != max_rows) steps.push_back(max_rows);
+      }
+      std::vector<DimSizes> longer;
+      for (const DimSizes& shorter : sizes)
+        for (const std::int64_t step : steps) {
+          longer.push_back(shorter);
+          longer.back().push_back(step);
+        }
+      sizes = std::move(longer);
+    }
+    return sizes;
+  }
+
+  Status replay() {
+    for (const Golden& golden : manifest_.golden)
+      if (auto same = replay(golden); !same)
+        return Error{same.error().code, "golden case `" + golden.name + "`: " + same.error().text};
+    weights_.reset();
+    return Done{};
+  }
+
+  // Every variant that covers the case, from its first state. The inputs are used where they are mapped, the outputs go
+  // to memory of their own: a case may be larger than a slot.
+  Status replay(const Golden& golden) {
+    const auto mapping = archive_->map(golden.member, true);
+    if (!mapping) return mapping.error();
+    const auto tensors = read_tensors(mapping->bytes());
+    if (!tensors) return tensors.error();
+    DimSizes dims;
+    for (const Dim& dim : manifest_.contract.dims) dims.push_back(golden.dims.at(dim.name));
+    std::vector<std::byte*> inputs;
+    for (const Tensor& declared : manifest_.contract.inputs) {
+      const auto tensor = stored(*tensors, "input." + declared.name, declared, dims);
+      if (!tensor) return tensor.error();
+      inputs.push_back(tensor->data.data());
+    }
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<std::span<std::byte>> outputs;
+    for (const Tensor& declared : manifest_.contract.outputs) {
+      const auto bytes = bytes_of(declared, dims);
+      if (!bytes) return bytes.error();
+      memory.emplace_back(*bytes);
+    }
+    for (auto& bytes : memory) outputs.emplace_back(bytes);
+    for (std::size_t i = 0; i < models_.size(); ++i) {
+      if (!covers(manifest_.variants[i], manifest_.contract, dims)) continue;
+      weights_.reset();
+      if (auto ran = models_[i].run(dims, inputs, outputs); !ran) return ran;
+      if (manifest_.contract.random) continue;
+      if (auto same = compare(*tensors, dims, outputs); !same) return same;
+    }
+    return Done{};
+  }
+
+  Status compare(const StoredTensors& tensors, const DimSizes& dims, std::span<const std::span<std::byte>> outputs) {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const Tensor& declared = manifest_.contract.outputs[i];
+      const auto wanted = stored(tensors, "output." + declared.name, declared, dims);
+      if (!wanted) return wanted.error();
+      const auto tolerance = manifest_.tolerances.find(declared.name);
+      const std::string text = difference(declared.dtype, outputs[i], wanted->data,
+                                          tolerance != manifest_.tolerances.end() ? tolerance->second : Tolerance{});
+      if (!text.empty()) return Error{Code::host, "output '" + declared.name + "' is not what eager gave: " + text};
+    }
+    return Done{};
+  }
+
+  Result<StoredTensor> stored(const StoredTensors& tensors, const std::string& name, const Tensor& declared,
+                              const DimSizes& dims) const {
+    const auto found = tensors.find(name);
+    const auto shape = shape_of(declared, dims);
+    if (!shape) return shape.error();
+    if (found == tensors.end() || found->second.dtype != declared.dtype || found->second.shape != *shape)
+      return Error{Code::damaged, "it has no tensor `" + name + "` as the contract says"};
+    return found->second;
+  }
+
+  // --- requests -----------------------------------------------------------------------------------------------------
+
+  void serve() {
+    int next = 0;
+    while (wait())
+      while (answer_next(next)) {
+      }
+  }
+
+  // Runs one slot that is ready, looking from `next` on: the front fills them in turn. False: there is none.
+  bool answer_next(int& next) {
+    for (int looked = 0; looked < kSlots; ++looked) {
+      const int index = next;
+      next = (next + 1) % kSlots;
+      if (arena_->slot(index).phase.load(std::memory_order_acquire) != SlotPhase::ready) continue;
+      answer(index, arena_->slot(index));
+      return true;
+    }
+    return false;
+  }
+
+  void answer(int index, SlotState& slot) {
+    slot.phase.store(SlotPhase::running, std::memory_order_relaxed);
+    const DimSizes dims(slot.dims, slot.dims + manifest_.contract.dims.size());
+    const Status ran = run_slot(index, slot.variant, dims);
+    if (!ran) set_text(slot.error, ran.error().text);
+    slot.phase.store(ran ? SlotPhase::done : SlotPhase::failed, std::memory_order_release);
+    ring();
+  }
+
+  Status run_slot(int index, std::size_t variant, const DimSizes& dims) {
+    if (variant >= models_.size()) return Error{Code::internal, "there is no such variant"};
+    std::vector<std::byte*> inputs;
+    std::vector<std::span<std::byte>> outputs;
+    for (std::size_t i = 0; i < manifest_.contract.inputs.size(); ++i) inputs.push_back(arena_->input(index, i).data());
+    for (std::size_t i = 0; i < manifest_.contract.outputs.size(); ++i) outputs.push_back(arena_->output(index, i));
+    const int threads = manifest_.variants[variant].threads;
+    libtorch_->set_threads(threads > 0 ? threads : options_.threads);
+    SlotState& slot = arena_->slot(index);
+    slot.begun_ns = now_ns();
+    Status ran = models_[variant].run(dims, inputs, outputs);
+    slot.ended_ns = now_ns();
+    return ran;
+  }
+
+  std::size_t variant_index(const DimSizes& dims) const {
+    const Variant* variant = variant_for(manifest_, dims);  // one covers the whole contract
+    return static_cast<std::size_t>(variant - manifest_.variants.data());
+  }
+
+  WorkerOptions options_;
+  std::optional<Archive> archive_;
+  Manifest manifest_;
+  std::optional<Arena> arena_;
+  Weights weights_;
+  std::optional<Libtorch> libtorch_;
+  std::vector<Model> models_;
+};
+
+}  // namespace
+
+int run_worker(const WorkerOptions& options) {
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGTERM, SIG_IGN);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (options.front != 0 && getppid() != options.front) return 1;  // it died before the signal was asked for
+  Worker worker(options);
+  try {
+    return worker.run();
+  } catch (const std::exception& error) {
+    return worker.fail({Code::internal, error.what()});
+  }
+}
+
+}  // namespace mctl
