@@ -91,7 +91,6 @@ class Session:
         self._spans = constants.spans()
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._names = [declared.name for declared in self.contract.inputs]
         self._ranged = [(index, i.range) for index, i in enumerate(self.contract.inputs) if i.range is not None]
         self._checked: dict[tuple[object, ...], dict[str, int]] = {}
 
@@ -144,11 +143,11 @@ class Session:
     def prepare(self, inputs: Mapping[str, object], max_rows: int | None = None) -> Prepared:
         """Checks and converts inputs; `max_rows` replaces the batch dim's maximum. ContractError."""
         tensors, as_numpy, copied = [], True, 0
-        for name in self._names:
-            if name not in inputs:
+        for declared in self.contract.inputs:
+            if declared.name not in inputs:
                 self._check(inputs, max_rows)
-            value = inputs[name]
-            tensor, was_copied = values.tensor_from(name, value)
+            value = inputs[declared.name]
+            tensor, was_copied = values.tensor_from(declared, value)
             tensors.append(tensor)
             copied += was_copied
             as_numpy = as_numpy and not isinstance(value, Tensor)
@@ -221,7 +220,7 @@ class Session:
         tensors = {}
         for name, value in inputs.items():
             if name in declared:
-                tensors[name] = values.info(declared[name], values.tensor_from(name, value)[0])
+                tensors[name] = values.info(declared[name], values.tensor_from(declared[name], value)[0])
             elif name not in constants:
                 tensors[name] = TensorInfo("", ())  # unknown: the check says so
         return contracts.check(self.contract, tensors, values.scalars(constants), max_rows=max_rows)

@@ -19,17 +19,18 @@ DTYPE_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in co
 _NUMPY_DTYPES = {np.dtype(name) for name in contracts.DTYPES if name != "bfloat16"}  # in the machine's byte order
 
 
-def tensor_from(name: str, value: object) -> tuple[Tensor, bool]:
-    """A contiguous tensor of the same elements, and whether they had to be copied. ContractError for anything else.
+def tensor_from(declared: Input, value: object) -> tuple[Tensor, bool]:
+    """A contiguous tensor of the same elements, and whether their order had to be changed. ContractError for the rest.
 
-    Shares memory with `value` where it is contiguous and, for an array, writable.
+    Shares memory with `value` where it is contiguous and, for an array, writable and aligned.
     """
+    name = declared.name
     if isinstance(value, Tensor):
         return _dense(name, value)
     if isinstance(value, np.ndarray | np.generic):
-        return _from_numpy(name, np.asarray(value))
+        return _from_numpy(declared, np.asarray(value))
     kind = type(value).__name__
-    hint = f"write `torch.tensor(…)` or `numpy.asarray(…)` around `{name}`, with the dtype of the contract"
+    hint = f"write `torch.tensor(…)` or `numpy.asarray(…)` around it, with the dtype {declared.dtype}"
     raise ContractError(f"input '{name}': is a Python {kind}, allowed a torch tensor or a numpy array", hint)
 
 
@@ -51,23 +52,21 @@ def _dense(name: str, tensor: Tensor) -> tuple[Tensor, bool]:
 
 def _plain(name: str, tensor: Tensor) -> Tensor:
     """Drops a subclass that only adds behaviour; refuses one whose elements are elsewhere."""
-    inner = tensor.as_subclass(Tensor)
     try:
-        readable = not hasattr(tensor, "__tensor_flatten__") and (not inner.numel() or inner.data_ptr() != 0)
-    except RuntimeError:
-        readable = False
-    if not readable:
-        raise ContractError(f"input '{name}': is a {type(tensor).__name__}, allowed a torch tensor with memory")
-    return inner
+        has_memory = not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # torch's answer for a tensor without storage
+        has_memory = False
+    if not has_memory:
+        raise ContractError(f"input '{name}': is a {type(tensor).__name__} without memory, allowed a torch tensor")
+    return tensor.as_subclass(Tensor)
 
 
-def _from_numpy(name: str, array: Array) -> tuple[Tensor, bool]:
+def _from_numpy(declared: Input, array: Array) -> tuple[Tensor, bool]:
     native = array.dtype
     if native not in _NUMPY_DTYPES:
         native = native.newbyteorder("=")
         if native not in _NUMPY_DTYPES:
-            known = ", ".join(contracts.DTYPES)
-            raise ContractError(f"input '{name}': dtype is {array.dtype}, which is none of {known}")
+            raise ContractError(f"input '{declared.name}': dtype is {array.dtype}, allowed {declared.dtype}")
     same = native is array.dtype and array.flags.c_contiguous
     if same and array.flags.carray:
         return torch.from_numpy(array), False
