@@ -261,8 +261,9 @@ class DynamicBatcher:
         """The outputs of each chunk, from one call of the model."""
         contract = self._session.contract
         count = sum(chunk.rows for chunk in chunks)
-        sizes = self._session.bucket(chunks[0].dims)
+        sizes = dict(chunks[0].dims)
         if self._batch is not None:
+            sizes = self._session.bucket(sizes)
             # without allowed sizes nothing else keeps the rest of a split request above the smallest batch
             sizes[self._batch] = max(self._settings.padded(count), contract.dim(self._batch).min)
         parts = zip(*[chunk.tensors for chunk in chunks], strict=True)
