@@ -9,22 +9,32 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..bundle_format.contract import Dim
 from .dims import Shape
-from .failures import explain
+from .failures import doubtful_sizes, explain
+from .graph import input_values
 from .naming import Named, Tensors, name_outputs
 from .usercode import current_line, quiet
 
 
 @dataclass(slots=True)
 class Trace:
-    """What is known of torch's view of the dims; filled while the model is traced."""
+    """torch's view of the dims while the model is traced."""
 
     dims: Sequence[Dim]
     units: dict[str, str]  # torch's name of each dim: of the size divided by its multiple
-    symbols: dict[Any, Dim] = field(default_factory=dict)  # torch's symbol for that
+    symbols: dict[Any, Dim] = field(default_factory=dict)  # torch's symbols for sizes of inputs
     env: Any = None  # the ShapeEnv, with the guards that the model's code made
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The exported program. torch is not sure that it is right at the sizes in `doubtful`: they have to be proven."""
+
+    exported: ExportedProgram
+    doubtful: dict[str, list[int]]
 
 
 def capture(
@@ -34,41 +44,95 @@ def capture(
     shapes: Mapping[str, Shape],
     dims: Sequence[Dim],
     copied: frozenset[str] = frozenset(),
-) -> tuple[ExportedProgram, Trace]:
+) -> Captured:
     """The exported program of `model`: tensors in the order of `named.tensors` in, `{output name: tensor}` out.
 
     The user's containers stay outside of the program, so that it can be read where their classes are not. The model
     gets a copy of the inputs in `copied`. ExportError tells why the model cannot be exported as it is declared.
     """
-    trace = Trace(dims, {dim.name: f"d{at}" for at, dim in enumerate(dims)})
-    symbols = {dim.name: _symbol(dim, trace.units[dim.name]) for dim in dims}
-    identifiers = [_identifier(name) for name in inputs]
-    dynamic = {
-        identifier: {axis: symbols[dim] for axis, dim in enumerate(shapes[name]) if isinstance(dim, str)}
-        for identifier, name in zip(identifiers, inputs, strict=True)
-    }
-
-    def flat(*tensors: torch.Tensor) -> Tensors:
-        _watch(trace, shapes, dict(zip(inputs, tensors, strict=True)))
-        given = {
-            name: tensor.clone() if name in copied else tensor for name, tensor in zip(inputs, tensors, strict=True)
-        }
-        args, kwargs = named.call(given)
-        return name_outputs(forward(*args, **kwargs))[0]
-
-    forward = model.forward
-    flat.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in identifiers])  # type: ignore[attr-defined]
+    flat = _Flat(model, named, shapes, copied, dims)
+    specs = {dim.name: _symbol(dim, unit) for dim, unit in zip(dims, flat.trace.units.values(), strict=True)}
     try:
-        with _in_place_of_forward(model, flat), torch.no_grad(), quiet():
-            return torch.export.export(model, tuple(inputs.values()), dynamic_shapes=dynamic, strict=False), trace
+        return Captured(flat.export(inputs, specs), {})
     except Exception as error:
-        raise explain(error, trace, model) from error
+        doubtful = doubtful_sizes(error, flat.trace)
+        if not doubtful:
+            raise explain(error, flat.trace, model) from error
+    for dim in dims:
+        if dim.name in doubtful:
+            specs[dim.name] = torch.export.Dim.DYNAMIC(min=dim.min, max=dim.max)
+    try:
+        exported = flat.export(inputs, specs)
+    except Exception as error:
+        raise explain(error, flat.trace, model) from error
+    _widen(exported, shapes, {dim.name: dim for dim in dims if dim.name in doubtful})
+    return Captured(exported, doubtful)
 
 
 def _symbol(dim: Dim, unit: str) -> Any:
     """A `Dim` of torch, or an expression over one where the size is a multiple."""
     symbol = torch.export.Dim(unit, min=dim.min // dim.multiple, max=dim.max // dim.multiple)
     return symbol if dim.multiple == 1 else dim.multiple * symbol
+
+
+def _widen(exported: ExportedProgram, shapes: Mapping[str, Shape], dims: Mapping[str, Dim]) -> None:
+    """Declares the range of dims that torch did not take from us: it starts at 2, where 1 has to be proven as well."""
+    for shape, value in zip(shapes.values(), input_values(exported).values(), strict=True):
+        for axis, size in zip(shape, value.shape, strict=True):
+            if isinstance(axis, str) and axis in dims and isinstance(size, torch.SymInt):
+                exported.range_constraints[size.node.expr] = ValueRanges(dims[axis].min, dims[axis].max)
+
+
+class _Holder(nn.Module):  # type: ignore[misc]
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class _Flat:
+    """The model as a function of one tensor for each input, with named tensors as its result."""
+
+    def __init__(
+        self, model: nn.Module, named: Named, shapes: Mapping[str, Shape], copied: frozenset[str], dims: Sequence[Dim]
+    ) -> None:
+        hooked = bool(model._forward_hooks or model._forward_pre_hooks)  # hooks see the arguments as the user has them
+        self.root = _Holder(model) if hooked else model
+        self.call = model if hooked else model.forward
+        self.named = named
+        self.shapes = shapes
+        self.copied = copied
+        self.trace = Trace(dims, {dim.name: f"d{at}" for at, dim in enumerate(dims)})
+
+    def export(self, inputs: Tensors, specs: Mapping[str, Any]) -> ExportedProgram:
+        """torch.export with one of `specs` for each dim."""
+        identifiers = [_identifier(name) for name in inputs]
+        dynamic = {
+            identifier: {axis: specs[dim] for axis, dim in enumerate(self.shapes[name]) if isinstance(dim, str)}
+            for identifier, name in zip(identifiers, inputs, strict=True)
+        }
+        with self._in_place_of_forward(identifiers), torch.no_grad(), quiet():
+            return torch.export.export(self.root, tuple(inputs.values()), dynamic_shapes=dynamic, strict=False)
+
+    @contextmanager
+    def _in_place_of_forward(self, identifiers: list[str]) -> Iterator[None]:
+        shadowed = self.root.__dict__.get("forward")
+
+        def flat(*tensors: torch.Tensor) -> Tensors:
+            given = dict(zip(self.named.tensors, tensors, strict=True))
+            _watch(self.trace, self.shapes, given)
+            given = {name: value.clone() if name in self.copied else value for name, value in given.items()}
+            args, kwargs = self.named.call(given)
+            return name_outputs(self.call(*args, **kwargs))[0]
+
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in identifiers]
+        flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        self.root.forward = flat
+        try:
+            yield
+        finally:
+            del self.root.forward
+            if shadowed is not None:
+                self.root.forward = shadowed
 
 
 def _watch(trace: Trace, shapes: Mapping[str, Shape], tensors: Tensors) -> None:
@@ -88,18 +152,6 @@ def _watch(trace: Trace, shapes: Mapping[str, Shape], tensors: Tensors) -> None:
             return type(place)(place.framework_loc, current_line())
 
         trace.env._get_sloc = located
-
-
-@contextmanager
-def _in_place_of_forward(model: nn.Module, flat: Any) -> Iterator[None]:
-    shadowed = model.__dict__.get("forward")
-    model.forward = flat
-    try:
-        yield
-    finally:
-        del model.forward
-        if shadowed is not None:
-            model.forward = shadowed
 
 
 def _identifier(name: str) -> str:

@@ -1,6 +1,7 @@
 """Runs the model over its declared range: the golden cases, within a budget of bytes and of work."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,9 +12,9 @@ from ..bundle_format.errors import ExportError, ModelError
 from .declare import Declared
 from .example import elements, make_inputs
 from .golden import Case, case_name, case_points
-from .limits import explain_sizes
+from .limits import explain_sizes, find_working
 from .naming import Tensors
-from .running import Run, run_model
+from .running import Run, call_model, run_model
 
 MAX_BYTES = 32 << 20  # of all golden cases together
 MAX_FLOPS = 2e11  # of one case: a second or two. Counted, not timed: the same model gives the same cases
@@ -24,8 +25,10 @@ class Cases:
     """Inputs of any declared size, and what eager makes of them; `notes` say which cases are not run or kept."""
 
     models: Callable[[], nn.Module]  # the model in a fresh state
+    program: Callable[[], Run]  # the exported program in a fresh state
     declared: Declared
     contract: Contract
+    doubtful: Mapping[str, list[int]]  # sizes to look at besides
     seed: int
     notes: list[str]
 
@@ -43,7 +46,9 @@ class Cases:
     def all(self) -> Iterator[Case]:
         """The cases, the smallest first; ExportError where the model fails inside its declared range."""
         each = self._flops_of_an_element()
-        for point in sorted(case_points(self.declared.dims), key=self._elements):
+        points = case_points(self.declared.dims)
+        points += [{**self.declared.sizes, name: size} for name, sizes in self.doubtful.items() for size in sizes]
+        for point in sorted(points, key=self._elements):
             flops = each * self._elements(point)
             if flops > MAX_FLOPS:
                 self.notes.append(f"case {case_name(point)} is left out: it takes about {flops / 1e12:.1f} TFLOP")
@@ -58,8 +63,8 @@ class Cases:
 
     def _flops_of_an_element(self) -> float:
         """Floating-point operations of the model for each element of its inputs."""
-        with FlopCounterMode(display=False) as counter:
-            self.run(self.declared.sizes)
+        with FlopCounterMode(display=False) as counter, suppress(Exception):  # not every operator runs inside of it
+            self.program()(self.inputs(self.declared.sizes))
         return float(counter.get_total_flops() / max(self._elements(self.declared.sizes), 1))
 
     def kept(self, cases: list[Case]) -> list[Case]:
@@ -80,22 +85,28 @@ class Cases:
         return kept
 
 
-def try_example(declared: Declared, make_eager: Callable[[], Run], seed: int) -> list[str]:
+def try_example(declared: Declared, fresh: Callable[[], nn.Module], seed: int, notes: list[str]) -> list[str]:
     """Runs the model as the example says, then with the sizes to trace; the names of its outputs, in order.
 
     ExportError where it fails.
     """
+
+    def attempt(sizes: Mapping[str, int]) -> Tensors:
+        inputs = make_inputs(declared.named.tensors, declared.shapes, sizes, {}, seed)
+        return call_model(fresh(), declared.named, inputs)[0]
+
     try:
-        outputs = make_eager()(declared.named.tensors)
+        outputs, dropped = call_model(fresh(), declared.named, declared.named.tensors)
+        notes += [f"output `{name}` is None and left out" for name in dropped]
+        works = declared.given
     except ModelError as error:
-        raise ExportError(error.message.replace("failed", "fails on its example inputs", 1), error.hint) from error
-    if declared.sizes != declared.given:
-
-        def attempt(sizes: Mapping[str, int]) -> object:
-            return make_eager()(make_inputs(declared.named.tensors, declared.shapes, sizes, {}, seed))
-
+        found = find_working(attempt, declared.dims) if declared.supplied else None
+        if found is None:
+            raise ExportError(error.message.replace("failed", "fails on its example inputs", 1), error.hint) from error
+        works = found
+    if declared.sizes != works:
         try:
-            attempt(declared.sizes)
+            outputs = attempt(declared.sizes)
         except ModelError as error:
-            raise explain_sizes(attempt, declared.dims, declared.given, declared.sizes, error) from error
+            raise explain_sizes(attempt, declared.dims, works, declared.sizes, error) from error
     return list(outputs)

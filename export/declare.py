@@ -15,13 +15,17 @@ from .source import Source
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """Named example arguments; each input's shape with dims; the example's sizes and those that torch traces."""
+    """Named example arguments; each input's shape with dims; the example's sizes and those that torch traces.
+
+    `supplied`: mctl made some of the example, as `--input` describes it.
+    """
 
     named: Named
     shapes: dict[str, Shape]
     dims: tuple[Dim, ...]
     given: dict[str, int]
     sizes: dict[str, int]
+    supplied: bool
 
 
 def declare(source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec]) -> Declared:
@@ -41,7 +45,7 @@ def declare(source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec
     given = _given_sizes(kept, shapes)
     sizes = tracing_sizes(dims, given)
     supplied = {described.name: _supplied(described, source, shapes, sizes) for described in inputs}
-    return Declared(source.named(supplied), shapes, dims, {**sizes, **given}, sizes)
+    return Declared(source.named(supplied), shapes, dims, {**sizes, **given}, sizes, bool(supplied))
 
 
 def _given_sizes(examples: Tensors, shapes: Mapping[str, Shape]) -> dict[str, int]:

@@ -12,9 +12,8 @@ from ..bundle_format import contract as contracts
 from ..bundle_format.contract import Constant, Contract, Dim, Input, Output, State
 from ..bundle_format.errors import ContractError, ExportError, UsageError
 from . import graph
-from .capture import Trace
 from .dims import Shape
-from .expressions import axis_of
+from .expressions import Symbols, axis_of
 from .naming import Named, Tensors, dtype_name
 
 
@@ -40,18 +39,18 @@ def check_names(wishes: Wishes, named: Named, dims: Sequence[Dim]) -> None:
 
 def describe(
     exported: ExportedProgram,
-    trace: Trace,
+    dims: Sequence[Dim],
     named: Named,
     shapes: Mapping[str, Shape],
     output_names: Sequence[str],
     wishes: Wishes,
 ) -> Contract:
     """The contract; ExportError where the program is not what was declared, or the contract cannot say what it is."""
-    _prove_dims(exported, trace, shapes)
+    symbols = _prove_dims(exported, dims, shapes)
     contract = Contract(
-        dims=tuple(trace.dims),
+        dims=tuple(dims),
         inputs=_inputs(exported, named.tensors, shapes, wishes),
-        outputs=_outputs(exported, trace, _renamed(output_names, wishes.output_names)),
+        outputs=_outputs(exported, symbols, _renamed(output_names, wishes.output_names)),
         constants=tuple(Constant(name=name, value=value) for name, value in named.constants.items()),
         state=_state(exported),
         random=graph.random_line(exported) is not None,
@@ -64,21 +63,29 @@ def describe(
     return _with_batch_dim(contract, wishes.batch_dim)
 
 
-def _prove_dims(exported: ExportedProgram, trace: Trace, shapes: Mapping[str, Shape]) -> None:
-    """Each declared dim is a symbol with its whole range, and no other axis is one."""
+def _prove_dims(exported: ExportedProgram, dims: Sequence[Dim], shapes: Mapping[str, Shape]) -> Symbols:
+    """Each declared dim is a symbol (or a multiple of one) with its whole range, and no other axis is one.
+
+    Returns torch's symbols, each with the dim that it is, divided by the dim's multiple.
+    """
+    symbols: dict[Any, Dim] = {}
     values = graph.input_values(exported).values()
     for (name, shape), value in zip(shapes.items(), values, strict=True):
         for axis, (declared, size) in enumerate(zip(shape, value.shape, strict=True)):
-            free = set() if isinstance(size, int) else size.node.expr.free_symbols
+            where = f"axis {axis} of input `{name}`"
             if isinstance(declared, int):
-                if free:
-                    raise ExportError(f"axis {axis} of input `{name}` became dynamic, though no dim is declared for it")
+                if not isinstance(size, int):
+                    raise ExportError(f"{where} became dynamic, though no dim is declared for it")
                 continue
-            dim = next(dim for dim in trace.dims if dim.name == declared)
-            found = [exported.range_constraints.get(symbol) for symbol in free]
-            whole = [(dim.min // dim.multiple, dim.max // dim.multiple)]
-            if [(limits.lower, limits.upper) for limits in found if limits is not None] != whole:
-                raise ExportError(f"dimension `{declared}` is not dynamic over its range at axis {axis} of `{name}`")
+            dim = next(dim for dim in dims if dim.name == declared)
+            if isinstance(size, int):
+                raise ExportError(f"dimension `{declared}` became static: {where} is {size} in the exported program")
+            expression = size.node.expr
+            limits = exported.range_constraints.get(expression)
+            if limits is None or (limits.lower, limits.upper) != (dim.min, dim.max):
+                raise ExportError(f"dimension `{declared}` is not dynamic over its whole range at {where}")
+            symbols |= dict.fromkeys(expression.free_symbols, dim)
+    return symbols
 
 
 def _inputs(
@@ -106,10 +113,10 @@ def _renamed(names: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
     return wanted or names
 
 
-def _outputs(exported: ExportedProgram, trace: Trace, names: Sequence[str]) -> tuple[Output, ...]:
+def _outputs(exported: ExportedProgram, symbols: Symbols, names: Sequence[str]) -> tuple[Output, ...]:
     outputs = []
     for name, value in zip(names, graph.result_values(exported), strict=True):
-        shape = [axis_of(size, trace.symbols, f"output `{name}`: axis {axis}") for axis, size in enumerate(value.shape)]
+        shape = [axis_of(size, symbols, f"output `{name}`: axis {axis}") for axis, size in enumerate(value.shape)]
         outputs.append(Output(name=name, dtype=dtype_name(value.dtype), shape=tuple(shape)))
     return tuple(outputs)
 

@@ -88,12 +88,12 @@ def _sum(expression: Any, symbols: Symbols) -> str:
     numerator, denominator = sympy.fraction(whole)
     if denominator != 1:
         return _quotient(numerator, denominator, symbols)
-    terms = sorted(expression.args, key=lambda term: (term.is_Integer, term.could_extract_minus_sign(), str(term)))
-    text = _bound(terms[0], symbols, _SUM)
-    for term in terms[1:]:
+    terms = []  # (sorted last, is subtracted, text)
+    for term in expression.args:
         negative = term.could_extract_minus_sign()
-        text += f" {'-' if negative else '+'} {_bound(-term if negative else term, symbols, _PRODUCT)}"
-    return text
+        terms.append((bool(term.is_Integer), negative, _bound(-term if negative else term, symbols, _PRODUCT)))
+    (_, negative, first), *rest = sorted(terms)
+    return ("-" if negative else "") + first + "".join(f" {'-' if less else '+'} {text}" for _, less, text in rest)
 
 
 def _product(expression: Any, symbols: Symbols) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
@@ -11,6 +12,8 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, MctlError
 from .usercode import at, describe
+
+_MAX_DOUBTFUL = 8  # sizes of one dim
 
 
 class Traced(Protocol):
@@ -29,7 +32,7 @@ def explain(error: Exception, trace: Traced, model: nn.Module) -> MctlError:
     if isinstance(error, GuardOnDataDependentSymNode):
         return _data_dependent(error)
     if _is_about_dims(error):
-        return _about_dims(error, trace)
+        return _about_dims(error, trace, model)
     return _other(error, model)
 
 
@@ -50,13 +53,13 @@ def _is_about_dims(error: BaseException) -> bool:
     return any(isinstance(each, ConstraintViolationError) for each in (error, error.__cause__, error.__context__))
 
 
-def _about_dims(error: Exception, trace: Traced) -> ExportError:
+def _about_dims(error: Exception, trace: Traced, model: nn.Module) -> ExportError:
     """torch found that the declared dims are not what the model's code allows; its suggestions say how."""
     suggestions = dict(re.findall(r"^  (_*d\d+) = (.+)$", str(error), re.MULTILINE))
     for dim in trace.dims:
         unit = trace.units[dim.name]
         if unit in suggestions:
-            return _about_dim(dim, suggestions[unit], suggestions, trace)
+            return _about_dim(dim, suggestions[unit], trace, model)
     named = [dim for dim in trace.dims if re.search(rf"\b{trace.units[dim.name]}\b", str(error))]
     names = " and ".join(f"`{dim.name}`" for dim in named or trace.dims)
     place = next((_guard_line(dim, trace) for dim in named), "")
@@ -64,12 +67,12 @@ def _about_dims(error: Exception, trace: Traced) -> ExportError:
     return ExportError(f"the model does not allow all sizes of {names} that were declared{place}", hint)
 
 
-def _about_dim(dim: Dim, suggestion: str, suggestions: dict[str, str], trace: Traced) -> ExportError:
+def _about_dim(dim: Dim, suggestion: str, trace: Traced, model: nn.Module) -> ExportError:
     place = _guard_line(dim, trace)
     if re.fullmatch(r"\d+", suggestion):
-        return _fixed(dim, int(suggestion) * dim.multiple, place)
+        return _fixed(dim, int(suggestion) * dim.multiple, place, model)
     if found := re.fullmatch(r"(\d+)\*(_+d\d+)", suggestion):
-        return _needs_multiple(dim, int(found[1]) * dim.multiple, place)
+        return needs_multiple(dim, int(found[1]) * dim.multiple, place)
     if found := re.fullmatch(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", suggestion):
         low = int(found[1]) * dim.multiple if found[1] else dim.min
         high = int(found[2]) * dim.multiple if found[2] else dim.max
@@ -80,15 +83,18 @@ def _about_dim(dim: Dim, suggestion: str, suggestions: dict[str, str], trace: Tr
     return ExportError(f"the model needs `{dim.name}` to be `{suggestion}`{place}")
 
 
-def _fixed(dim: Dim, size: int, place: str) -> ExportError:
-    return ExportError(
-        f"dimension `{dim.name}` became static: the model fixes it at {size}{place}",
+def _fixed(dim: Dim, size: int, place: str, model: nn.Module) -> ExportError:
+    hint = (
         f"let the code follow the input's size (`x.shape[0]`, `-1` in a reshape), or leave `--dim {dim.name}` out and "
-        f"give an example of that size",
+        f"give an example of that size"
     )
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        hint = f"torch unrolls an LSTM, GRU or RNN over its steps: leave `--dim {dim.name}` out if it counts them"
+    return ExportError(f"dimension `{dim.name}` became static: the model fixes it at {size}{place}", hint)
 
 
-def _needs_multiple(dim: Dim, multiple: int, place: str) -> ExportError:
+def needs_multiple(dim: Dim, multiple: int, place: str) -> ExportError:
+    """The error for a dim whose sizes have to be multiples; `place` says where that is seen."""
     low = -(-dim.min // multiple) * multiple
     high = dim.max // multiple * multiple
     hint = f"write `--dim {dim.name}={low}:{high}:{multiple}`" if low < high else None
@@ -122,14 +128,55 @@ def _guard_line(dim: Dim, trace: Traced) -> str:
 
 
 def _excluding(symbol: Any, dim: Dim, env: Any) -> Iterator[str]:
-    low, high = dim.min // dim.multiple, dim.max // dim.multiple
-    sizes = {low, min(low + 1, high), min(low + 2, high), (low + high) // 2, high - 1, high}
     for guard in getattr(env, "guards", ()):
         line = guard.sloc.maybe_user_loc
         if line and symbol in guard.expr.free_symbols:
             others = guard.expr.free_symbols - {symbol}
-            if others or any(guard.expr.subs(symbol, size) == False for size in sizes):  # noqa: E712
+            if others or any(guard.expr.subs(symbol, size) == False for size in _some_sizes(dim)):  # noqa: E712
                 yield line
+
+
+def _some_sizes(dim: Dim) -> list[int]:
+    """The ends of a range, what lies near them, and the middle."""
+    step = dim.multiple
+    middle = dim.min + (dim.max - dim.min) // step // 2 * step
+    near = {dim.min, dim.min + step, dim.min + 2 * step, middle, dim.max - step, dim.max}
+    return sorted(size for size in near if dim.allows(size))
+
+
+def doubtful_sizes(error: Exception, trace: Traced) -> dict[str, list[int]]:
+    """Sizes for which torch took no way of its own, but did not look either: it only found them to be unlike others.
+
+    Such guards (`seq != 64`, from cutting a table of 64 rows) come from the layout of tensors and change no result;
+    whoever traces on has to prove it at these sizes. Empty where other guards stand in the way.
+    """
+    if not _is_about_dims(error) or "Suggested fixes" in str(error):
+        return {}
+    by_dim: dict[str, list[int]] = {}
+    for guard in trace.env.guards:
+        found = _dim_of(guard.expr, trace)
+        if found is None:
+            return {}
+        dim, expression = found
+        symbol = sympy.Symbol(dim.name)
+        if isinstance(expression, sympy.Ne):
+            solutions = sympy.solve(expression.lhs - expression.rhs, symbol)
+            by_dim.setdefault(dim.name, []).extend(
+                int(size) for size in solutions if size.is_Integer and size > 1 and dim.allows(int(size))
+            )
+        elif any(expression.subs(symbol, size) == False for size in _some_sizes(dim) if size > 1):  # noqa: E712
+            return {}
+    return {name: sizes for name, sizes in by_dim.items() if 0 < len(sizes) <= _MAX_DOUBTFUL}
+
+
+def _dim_of(expression: Any, trace: Traced) -> tuple[Dim, Any] | None:
+    """The one dim that a guard is about, and the guard with that dim's name; None for a guard about several."""
+    dims = {trace.symbols[symbol] for symbol in expression.free_symbols if symbol in trace.symbols}
+    if len(dims) != 1 or not expression.free_symbols <= set(trace.symbols):
+        return None
+    dim = dims.pop()
+    renamed = expression.xreplace({symbol: sympy.Symbol(dim.name) for symbol in expression.free_symbols})
+    return (dim, renamed) if dim.multiple == 1 else None
 
 
 def _other(error: Exception, model: nn.Module) -> ExportError:

@@ -1,10 +1,14 @@
 """A model that fails at some sizes that were declared: which dim it is, and how far it goes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import lcm
 
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, ModelError
+from .failures import needs_multiple
 from .golden import case_name
+
+_MAX_FACTOR = 64  # of a dim's multiple that is looked for
 
 Attempt = Callable[[Mapping[str, int]], object]  # runs eager at these sizes; ModelError where it raises
 
@@ -18,6 +22,8 @@ def explain_sizes(
             continue
         alone = {**works, dim.name: fails[dim.name]}
         if (own_error := _failure(attempt, alone)) is not None:
+            if multiple := _needed_multiple(attempt, dim, works, fails[dim.name]):
+                return needs_multiple(dim, multiple, f": {_why(own_error)}")
             limit = _last_that_works(attempt, dim, works, fails[dim.name])
             return _limited(dim, works[dim.name], fails[dim.name], limit, own_error)
     return ExportError(
@@ -25,11 +31,43 @@ def explain_sizes(
     )
 
 
+def find_working(attempt: Attempt, dims: Sequence[Dim]) -> dict[str, int] | None:
+    """Sizes that the model runs with, where those that were tried first do not work; None if none is found."""
+    for share in (1.0, 0.5, 0.25):
+        for step in (64, 8, 1):  # round sizes first: a model that halves its input several times needs them
+            sizes = {dim.name: _round_size(dim, share, step) for dim in dims}
+            if _failure(attempt, sizes) is None:
+                return sizes
+    return None
+
+
+def _round_size(dim: Dim, share: float, step: int) -> int:
+    """A size at this share of the range, rounded down to a multiple of `step` where the range has one."""
+    size = dim.min + int((dim.max - dim.min) * share)
+    step = lcm(dim.multiple, step)
+    rounded = size // step * step
+    return rounded if rounded >= dim.min else size // dim.multiple * dim.multiple
+
+
 def _failure(attempt: Attempt, sizes: Mapping[str, int]) -> ModelError | None:
     try:
         attempt(sizes)
     except ModelError as error:
         return error
+    return None
+
+
+def _needed_multiple(attempt: Attempt, dim: Dim, works: Mapping[str, int], fails: int) -> int | None:
+    """The multiple that sizes have to be of: sizes near the failing one work if they are, and fail if not."""
+    for multiple in (factor * dim.multiple for factor in range(2, _MAX_FACTOR + 1)):
+        near = [size for size in (fails // multiple * multiple, -(-fails // multiple) * multiple) if dim.allows(size)]
+        if works[dim.name] % multiple or not fails % multiple or len(near) < 2:
+            continue
+        beside = [size for at in near for size in (at - dim.multiple, at + dim.multiple) if dim.allows(size)]
+        if all(_failure(attempt, {**works, dim.name: size}) is None for size in near) and all(
+            _failure(attempt, {**works, dim.name: size}) is not None for size in beside
+        ):
+            return multiple
     return None
 
 

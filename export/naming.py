@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from inspect import Parameter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -49,8 +50,9 @@ class Named:
     ) -> None:
         supplied = supplied or {}
         known = self.leaves(forward, args, kwargs)
-        extra = _in_call_order(forward, [name for name in supplied if name not in known])
-        kwargs = {**kwargs, **{name: supplied[name] for name in extra}}
+        args, kwargs = _extended(
+            forward, args, kwargs, {name: supplied[name] for name in supplied if name not in known}
+        )
         leaves: list[Leaf] = []
         self._args = [_take_apart(value, name, leaves) for name, value in _positional(forward, args, kwargs)]
         self._kwargs = {name: _take_apart(value, name, leaves) for name, value in kwargs.items()}
@@ -87,7 +89,7 @@ def name_outputs(result: Any) -> tuple[Tensors, list[str]]:
     A lone tensor is `output`, positional ones are `output_0`, …; ExportError for a result that is no tensor.
     """
     leaves: list[Leaf] = []
-    _take_apart(result, "", leaves)
+    _take_apart(result, "", leaves, "output")
     tensors: Tensors = {}
     dropped: list[str] = []
     for path, value in leaves:
@@ -113,9 +115,20 @@ def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _in_call_order(forward: Callable[..., Any], names: list[str]) -> list[str]:
-    order = list(inspect.signature(forward).parameters)
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+def _extended(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], extra: Tensors
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `extra` tensors by parameter: positional where they follow the others, else by keyword."""
+    kwargs = dict(kwargs)
+    positional = not kwargs
+    for parameter in list(inspect.signature(forward).parameters.values())[len(args) :]:
+        if parameter.name not in extra:
+            positional = False
+        elif positional and parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            args = (*args, extra.pop(parameter.name))
+        else:
+            kwargs[parameter.name] = extra.pop(parameter.name)
+    return args, {**kwargs, **extra}
 
 
 def _positional(
@@ -131,22 +144,23 @@ def _positional(
     named: list[tuple[str, Any]] = []
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        if kind is Parameter.VAR_POSITIONAL:
             named.extend((f"{name}.{at}", each) for at, each in enumerate(value))
-        elif kind is not inspect.Parameter.VAR_KEYWORD and name not in kwargs:
+        elif kind is not Parameter.VAR_KEYWORD and name not in kwargs:
             named.append((name, value))
     return named
 
 
-def _take_apart(value: Any, path: str, leaves: list[Leaf]) -> Rebuild:
+def _take_apart(value: Any, path: str, leaves: list[Leaf], what: str = "input") -> Rebuild:
     """Adds the leaves of `value` to `leaves`; the result puts a value of the same structure together."""
-    parts = _parts(value, path)
+    parts = _parts(value, f"{what} `{path}`" if path else f"the {what}")
     if parts is None:
         leaves.append(Leaf(path, value))
         return next
     keys, values, make = parts
     inner = [
-        _take_apart(each, f"{path}.{key}" if path else str(key), leaves) for key, each in zip(keys, values, strict=True)
+        _take_apart(each, f"{path}.{key}" if path else str(key), leaves, what)
+        for key, each in zip(keys, values, strict=True)
     ]
     return lambda fresh: make([rebuild(fresh) for rebuild in inner])
 
@@ -154,8 +168,8 @@ def _take_apart(value: Any, path: str, leaves: list[Leaf]) -> Rebuild:
 Parts = tuple[list[Any], list[Any], Callable[[list[Any]], Any]]  # keys, values, and how to make it from values
 
 
-def _parts(value: Any, path: str) -> Parts | None:
-    """One level of a container; None for a leaf."""
+def _parts(value: Any, what: str) -> Parts | None:
+    """One level of a container; None for a leaf. ExportError for `what` that is neither."""
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return None
     if isinstance(value, Mapping):
@@ -173,11 +187,13 @@ def _parts(value: Any, path: str) -> Parts | None:
         node = _pytree.SUPPORTED_NODES[type(value)]
         values, context = node.flatten_fn(value)
         return list(range(len(values))), values, lambda values: node.unflatten_fn(values, context)
-    where = f"`{path}`" if path else "the result"
-    hint = "use a tensor, number, string, tuple, list, dict, namedtuple or dataclass, or register the class"
-    raise ExportError(
-        f"{where} is {_a(type(value))}, which mctl cannot take apart", f"{hint} as a pytree node of torch"
+    hint = (
+        "use a tensor, number, string, tuple, list, dict, namedtuple or dataclass, or register the class: "
+        "`torch.utils._pytree.register_pytree_node`"
     )
+    if type(value).__name__.endswith("Cache"):
+        hint = "a cache cannot be an output of the contract: set `model.config.use_cache = False`"
+    raise ExportError(f"{what} is {_a(type(value))}, which mctl cannot take apart", hint)
 
 
 def _refilled(value: Mapping[Any, Any], values: list[Any]) -> Any:

@@ -20,7 +20,7 @@ from ..bundle_format.contract import Contract
 from ..bundle_format.errors import BundleError, ExportError
 from ..bundle_format.manifest import Golden, Manifest, Producer
 from . import graph
-from .capture import Trace, capture
+from .capture import Captured, capture
 from .cases import Cases, try_example
 from .declare import Declared, declare, describe_change
 from .describe import Wishes, check_names, describe
@@ -28,7 +28,7 @@ from .dims import DimSpec, InputSpec
 from .example import make_inputs
 from .golden import Case, dump_case, member_of
 from .proof import prove_case, prove_repeated, tolerance_of
-from .running import Run, run_model, run_program
+from .running import Run, run_program
 from .source import Source, fresh_copy, load_source
 from .usercode import quiet
 
@@ -79,11 +79,13 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     with clock.phase("trace", "tracing the model with torch.export"):
         traced = _trace(request, source, declared, notes)
     with clock.phase("prove", "comparing the program with the model"):
-        cases = Cases(lambda: fresh_copy(source.model), declared, traced.contract, request.seed, notes)
+        cases = _cases(request, source, declared, traced, notes)
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
     with clock.phase("write", f"writing {request.output}"):
-        manifest = _write(request.output, traced.exported, _manifest(source, traced.contract, kept, notes), kept)
+        manifest = _write(
+            request.output, traced.captured.exported, _manifest(source, traced.contract, kept, notes), kept
+        )
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
 
@@ -103,33 +105,47 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    exported: ExportedProgram
+    captured: Captured
     contract: Contract
+
+    def run(self) -> Run:
+        return run_program(self.captured.exported, self.contract)
 
 
 def _trace(request: ExportRequest, source: Source, declared: Declared, notes: list[str]) -> _Traced:
     """The exported program and its contract."""
-    outputs = try_example(declared, lambda: run_model(fresh_copy(source.model), declared.named), request.seed)
-    exported, trace = _capture(source, declared, request.seed)
-    graph.refuse_training(exported)
-    line = graph.random_line(exported)
+    outputs = try_example(declared, lambda: fresh_copy(source.model), request.seed, notes)
+    captured = _capture(source, declared, request.seed)
+    graph.refuse_training(captured.exported)
+    line = graph.random_line(captured.exported)
     if line and not request.allow_random:
         hint = "take them out, or write `--allow-random`: then values cannot be compared"
         raise ExportError(f"the model draws random numbers: {line}", hint)
-    _, changed = graph.changed_names(exported)
+    _, changed = graph.changed_names(captured.exported)
     if changed:
-        names = dict(zip(graph.input_values(exported), declared.named.tensors, strict=True))
+        names = dict(zip(graph.input_values(captured.exported), declared.named.tensors, strict=True))
         copied = frozenset(names[name] for name in changed)
-        exported, trace = _capture(source, declared, request.seed, copied)
+        captured = _capture(source, declared, request.seed, copied)
         notes.append(f"the model changes its input {', '.join(sorted(copied))} in place; the program works on a copy")
-    return _Traced(exported, describe(exported, trace, declared.named, declared.shapes, outputs, request.wishes))
+    contract = describe(captured.exported, declared.dims, declared.named, declared.shapes, outputs, request.wishes)
+    return _Traced(captured, contract)
 
 
-def _capture(
-    source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()
-) -> tuple[ExportedProgram, Trace]:
+def _capture(source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()) -> Captured:
     inputs = make_inputs(declared.named.tensors, declared.shapes, declared.sizes, {}, seed)
     return capture(fresh_copy(source.model), declared.named, inputs, declared.shapes, declared.dims, copied)
+
+
+def _cases(request: ExportRequest, source: Source, declared: Declared, traced: _Traced, notes: list[str]) -> Cases:
+    return Cases(
+        models=lambda: fresh_copy(source.model),
+        program=traced.run,
+        declared=declared,
+        contract=traced.contract,
+        doubtful=traced.captured.doubtful,
+        seed=request.seed,
+        notes=notes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +160,11 @@ def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
     for case in cases.all():
         progress(f"comparing the program with the model at {case.name}")
         with quiet():
-            run = run_program(traced.exported, traced.contract)
-            proven.errors[case.name] = prove_case(case, run, traced.contract)
+            proven.errors[case.name] = prove_case(case, traced.run(), traced.contract)
         proven.cases.append(case)
     if not traced.contract.random:
         with quiet():
-            run = run_program(traced.exported, traced.contract)
-            prove_repeated(cases.models, cases.bind, run, proven.cases[0].inputs)
+            prove_repeated(cases.models, cases.bind, traced.run(), proven.cases[0].inputs)
     return proven
 
 

@@ -15,13 +15,21 @@ from .usercode import user_code
 Run = Callable[[Mapping[str, torch.Tensor]], Tensors]
 
 
+def call_model(model: nn.Module, named: Named, inputs: Mapping[str, torch.Tensor]) -> tuple[Tensors, list[str]]:
+    """Named outputs of one call with copies of the inputs, and the names of outputs that are None.
+
+    Under no_grad. ModelError where the model raises.
+    """
+    args, kwargs = named.call({name: value.clone() for name, value in inputs.items()})
+    with torch.no_grad(), user_code("the model failed", ModelError):
+        return name_outputs(model(*args, **kwargs))
+
+
 def run_model(model: nn.Module, named: Named, output_names: Sequence[str] | None = None) -> Run:
-    """Calls `model` with copies of the inputs, under no_grad. ModelError where it raises."""
+    """The model as a function. ModelError where it raises."""
 
     def run(inputs: Mapping[str, torch.Tensor]) -> Tensors:
-        args, kwargs = named.call({name: value.clone() for name, value in inputs.items()})
-        with torch.no_grad(), user_code("the model failed", ModelError):
-            outputs, _ = name_outputs(model(*args, **kwargs))
+        outputs, _ = call_model(model, named, inputs)
         return dict(zip(output_names or outputs, outputs.values(), strict=True))
 
     return run
@@ -29,7 +37,7 @@ def run_model(model: nn.Module, named: Named, output_names: Sequence[str] | None
 
 def run_program(exported: ExportedProgram, contract: Contract, *, double: bool = False) -> Run:
     """Calls the exported program, in a fresh state of its own, with copies of tensors in the contract's order."""
-    module: Any = exported.module(check_guards=not double)
+    module: Any = exported.module(check_guards=False)  # the contract is the guard
     if double:
         _replace_tensors(module, lambda _, value: value.double() if value.is_floating_point() else value)
     state = {each.name for each in contract.state}
