@@ -166,7 +166,8 @@ class Session:
         return Prepared(tensors, dims, as_numpy)
 
     def bucket(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The sizes that inputs of these sizes are padded to. Rows that are no one's must not change a model's state."""
+        """The sizes that inputs of these sizes are padded to."""
+        # rows that are no one's must not change a model's state
         buckets = {} if self.contract.state else self.manifest.buckets
         return {name: next((b for b in buckets.get(name, ()) if b >= size), size) for name, size in dims.items()}
 

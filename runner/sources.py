@@ -45,7 +45,7 @@ class Spec:
 def parse_spec(text: str) -> Spec:
     """UsageError if `text` does not have the form."""
     name, _, what = text.partition("=")
-    if what in ("zeros", "ones", "random"):
+    if name and what in ("zeros", "ones", "random"):
         return Spec(name, None, None, what)  # type: ignore[arg-type]
     if not name or not what.startswith("@") or len(what) == 1:
         raise UsageError(f"`--input {text}` cannot be read", FORM)
@@ -111,9 +111,11 @@ def open_sources(
     """A source for each of the contract's inputs, in its order; UsageError for what is missing or cannot be read."""
     asked = {spec.name: spec for spec in specs}
     names = [declared.name for declared in contract.inputs]
-    for spec in specs:
+    for index, spec in enumerate(specs):
         if spec.name not in names:
             raise UsageError(f"there is no input `{spec.name}`", f"the model takes {', '.join(names)}")
+        if any(spec.name == other.name for other in specs[:index]):
+            raise UsageError(f"input `{spec.name}` is given twice")
     for declared in contract.inputs:
         if declared.name not in asked:
             hint = f"add `--input {declared.name}=@FILE.npy`, or `zeros`, `ones` or `random` in place of the file"
