@@ -103,8 +103,9 @@ class Archive:
         """What the archive says of itself; its list of members and their sizes is compared with what is there."""
         if MANIFEST not in self.members:
             raise wrong_kind(self.path, kinds.identify(self.path), self._wanted)
+        data = self.read(MANIFEST, MAX_MANIFEST)
         try:
-            manifest = manifests.decode(self.read(MANIFEST, MAX_MANIFEST))
+            manifest = manifests.decode(data)
         except BundleError as error:
             raise BundleError(f"`{self.path}` is damaged: {error.message}", error.hint or _AGAIN) from error
         self._compare(manifest)

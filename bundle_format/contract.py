@@ -5,6 +5,7 @@ The same rules and messages are implemented in runner/cpp/contract.cc; tests/vec
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import isfinite, prod
 from typing import Literal, NamedTuple
 
@@ -259,14 +260,11 @@ def nbytes(tensor: Input | Output, dims: Mapping[str, int]) -> int:
 
 
 _Evaluator = Callable[[Mapping[str, int]], int]
-_expressions: dict[str, _Evaluator] = {}
 
 
+@lru_cache(maxsize=4096)
 def _parsed(text: str) -> _Evaluator:
-    found = _expressions.get(text)
-    if found is None:
-        found = _expressions[text] = _Parser(text).parse()
-    return found
+    return _Parser(text).parse()
 
 
 class _Parser:

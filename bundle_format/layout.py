@@ -3,6 +3,8 @@
 All members lie under one top folder, as PT2 archives have it; paths here are relative to that folder.
 """
 
+import re
+
 MANIFEST = "extra/mctl/manifest.json"
 REPORT = "extra/mctl/report.json"
 WEIGHTS = "mctl/weights.safetensors"
@@ -19,15 +21,18 @@ MAX_NAME = 512  # bytes of a member's name
 MAX_MANIFEST = 16 << 20  # bytes
 MAX_REPORT = 64 << 20  # bytes
 MAX_JSON_DEPTH = 32
-MAX_TENSORS = 1 << 20  # tensors in one safetensors member, fillers included
-MAX_TENSORS_HEADER = 100 << 20  # bytes; the limit of the safetensors library
+MAX_JSON_PARTS = 1 << 19  # objects and lists
+MAX_TENSORS = 1 << 17  # tensors in one safetensors member, fillers included
+MAX_TENSORS_HEADER = 16 << 20  # bytes
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def path_fault(path: str) -> str | None:
     """Why `path` cannot be a member's path; None if it can: relative, with `/` between plain names."""
     if len(path.encode(errors="surrogatepass")) > MAX_NAME:
         return f"it is longer than {MAX_NAME} bytes"
-    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in path):
+    if _CONTROL.search(path):
         return "it holds a control character"
     if "\\" in path:
         return "it holds a backslash"

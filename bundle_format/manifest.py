@@ -22,7 +22,7 @@ from .layout import (
     WEIGHTS,
     path_fault,
 )
-from .strict_json import refuse_depth, refuse_repeated_keys
+from .strict_json import refuse_depth, refuse_many_parts, refuse_repeated_keys
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
@@ -137,6 +137,7 @@ def decode(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST:
         raise BundleError(f"the manifest has {len(data)} bytes, allowed {MAX_MANIFEST}")
     try:
+        refuse_many_parts(data)
         head = msgspec.json.decode(data, type=_Head)
         if head.schema not in (BUNDLE_SCHEMA, PROGRAM_SCHEMA):
             hint = "it was made by another version of mctl: use that one, or make the file again"

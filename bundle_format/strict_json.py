@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from .layout import MAX_JSON_DEPTH
+from .layout import MAX_JSON_DEPTH, MAX_JSON_PARTS
 
 
 def refuse_repeated_keys(text: bytes) -> None:
@@ -16,6 +16,12 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key `{repeated[:64]}` is there twice")
+
+
+def refuse_many_parts(text: bytes) -> None:
+    """ValueError if this JSON may hold so many objects and lists that they take far more memory than their text."""
+    if text.count(b"{") + text.count(b"[") > MAX_JSON_PARTS:
+        raise ValueError(f"it has more than {MAX_JSON_PARTS} objects and lists")
 
 
 def refuse_depth(value: Any, depth: int) -> None:

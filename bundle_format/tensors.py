@@ -52,6 +52,8 @@ def read_header(view: Buffer, *, aligned: bool = False) -> dict[str, TensorEntry
     if len(view) < 8 or size > len(view) - 8 or size > MAX_TENSORS_HEADER:
         raise BundleError(f"the safetensors header is cut or too large: {size} bytes of {len(view)}")
     header = bytes(view[8 : 8 + size])
+    if header.count(b":") > 8 * MAX_TENSORS:  # a tensor has four, and some in its name: small objects cost most memory
+        raise BundleError(f"the safetensors header names more than {MAX_TENSORS} tensors")
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         metadata = raw.pop("__metadata__", None)

@@ -21,7 +21,8 @@ constexpr std::size_t kMaxName = 512;
 constexpr std::size_t kMaxManifest = 16 << 20;
 constexpr std::size_t kMaxReport = 64 << 20;
 constexpr std::size_t kMaxJsonDepth = 32;
-constexpr std::size_t kMaxTensors = 1 << 20;
-constexpr std::size_t kMaxTensorsHeader = 100 << 20;
+constexpr std::size_t kMaxJsonParts = 1 << 19;
+constexpr std::size_t kMaxTensors = 1 << 17;
+constexpr std::size_t kMaxTensorsHeader = 16 << 20;
 
 }  // namespace mctl
