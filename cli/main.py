@@ -12,7 +12,9 @@ import typer
 from .. import __version__
 from ..bundle_format.errors import MctlError
 from . import console
+from .build import build
 from .compile import compile
+from .config import Configured
 from .export import export
 from .inspect import inspect
 from .parity import parity
@@ -46,6 +48,7 @@ def _root(
 app.command()(export)
 app.command()(compile)
 app.command()(parity)
+app.command(cls=Configured)(build)
 app.command()(inspect)
 app.command()(verify)
 app.command()(run)

@@ -1,5 +1,6 @@
 """What `mctl parity`, `compile` and `build` share: tolerances of the command line, and a report told and written."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -33,12 +34,25 @@ def parse_tolerances(options: Sequence[str]) -> dict[str, Tolerance]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is done now, in one line that changes; nothing where stderr is no terminal."""
+    """A function that shows what is done now: in one line that changes, or now and then where that is no terminal."""
     if not console.talk().is_terminal:
-        yield lambda text: None
+        yield _now_and_then()
         return
     with console.talk().status("") as status:
         yield lambda text: status.update(text.replace("[", r"\["))
+
+
+def _now_and_then(seconds: float = 2.0) -> Callable[[str], None]:
+    """Says a text if the one before was said some seconds ago."""
+    last = float("-inf")
+
+    def say(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            console.say(text)
+            last = time.monotonic()
+
+    return say
 
 
 def tell(report: "Report", options: Mapping[str, Any]) -> None:

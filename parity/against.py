@@ -1,5 +1,6 @@
 """Compiled beside eager: the stored cases, and the sweep over sizes and values."""
 
+import time
 from collections.abc import Callable
 
 from ..bundle_format.contract import shape_of
@@ -31,7 +32,7 @@ def sweep(subject: Subject, progress: Progress) -> list[Result]:
     """Every case of the sweep that the budget allows, the smallest sizes first."""
     manifest = subject.manifest
     planned = cases.sweep(manifest.contract, subject.middle, manifest.buckets)
-    budget = Budget(SECONDS)
+    budget = Budget(manifest.contract, SECONDS)
     results = []
     for at, case in enumerate(planned):
         progress(f"case {at + 1} of {len(planned)}: {case.name}")
@@ -47,12 +48,11 @@ def _one(subject: Subject, case: Case, budget: Budget) -> Result:
     found, got = Judgement("pass"), None
     for step in range(steps):
         inputs = subject.inputs(case, step)
-        before = subject.compiled.peak
+        start = time.monotonic()
         got = subject.call(inputs)
         wanted = attempt(subject.truth.reference, inputs) if subject.truth else None
         found = subject.judge(inputs, got, wanted) if wanted else _alone(subject, case, got)
-        seconds = sum(outcome.seconds for outcome in (got, wanted) if isinstance(outcome, Returned))
-        budget.record(cases.volume(subject.manifest.contract, case.dims), seconds, subject.compiled.peak - before)
+        budget.record(case.dims, time.monotonic() - start, subject.compiled.peak - subject.compiled.base)
         if found.verdict != "pass":
             break
     return _result("values", case.name, found, got)

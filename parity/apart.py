@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import batching, cases, judge
+from . import batching, judge
 from .budget import Budget
 from .cases import Case
 from .frames import Ask
@@ -78,7 +78,7 @@ def rows(subject: Subject, batch: str, progress: Progress) -> list[Result]:
     smallest = subject.manifest.contract.dim(batch).min
     single = subject.inputs(Case({**subject.middle, batch: 1}, "normal"))
     alone = subject.call(batching.row(subject.manifest.contract, single, 0, copies=smallest))
-    budget = Budget(ROWS_SECONDS)
+    budget = Budget(subject.manifest.contract, ROWS_SECONDS)
     results = []
     for size in subject.manifest.buckets.get(batch, ()):
         dims = {**subject.middle, batch: size}
@@ -99,7 +99,7 @@ def _rows_at(subject: Subject, dims: dict[str, int], single: Tensors, alone: Out
         for together in [places] if fill == "others" else [[place] for place in places]:
             got = subject.call(batching.with_row(contract, others, single, together))
             if isinstance(got, Returned):
-                budget.record(cases.volume(contract, dims), got.seconds, 0)
+                budget.record(dims, got.seconds, 0)
             for place in together:
                 cut = _cut(got, partial(batching.output_row, contract, index=place))
                 results.append(_consistent(subject, "rows", f"row {place} of {size} beside {fill}", cut, wanted))
@@ -120,7 +120,7 @@ def _fills(subject: Subject, dims: dict[str, int]) -> dict[str, dict[str, Tensor
 def padding(subject: Subject, dim: str, progress: Progress) -> list[Result]:
     """At every bucket of the dim: inputs padded up to it, and outputs cut back, give what the unpadded inputs give."""
     contract = subject.manifest.contract
-    budget = Budget(PADDING_SECONDS)
+    budget = Budget(contract, PADDING_SECONDS)
     results = []
     below = contract.dim(dim).min - contract.dim(dim).multiple
     for size in subject.manifest.buckets[dim]:
@@ -133,7 +133,7 @@ def padding(subject: Subject, dim: str, progress: Progress) -> list[Result]:
             wanted = subject.call(inputs)
             got = subject.call(batching.pad(contract, inputs, dim, size))
             if isinstance(got, Returned):
-                budget.record(cases.volume(contract, {**real, dim: size}), got.seconds, 0)
+                budget.record({**real, dim: size}, got.seconds, 0)
             cut = _cut(got, partial(batching.cut, contract, dims=real))
             results.append(_consistent(subject, "padding", name, cut, wanted))
     return results

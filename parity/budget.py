@@ -1,36 +1,50 @@
 """How much time and memory the checks may take: what a next call would cost is guessed from those before it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
-from .cases import MAX_BYTES
+from ..bundle_format.contract import Contract
+from .cases import MAX_BYTES, volume
 
-CALL_SECONDS = 10.0
-GROWTH = 1.5  # cost grows as volume to this power, where it is not known: between linear layers and attention
+CALL_SECONDS = 15.0
+GROWTH = 1.5  # cost grows as a dim's size to this power, which lies between linear layers and attention
+Dims = Mapping[str, int]
+
+
+class Seen(NamedTuple):
+    dims: Dims
+    seconds: float
+    bytes: int
 
 
 @dataclass(slots=True)
 class Budget:
-    """Says why a call of a volume (bytes of inputs and outputs) is not worth its cost, once smaller ones were seen."""
+    """Says why a call at some sizes is not worth its cost, once smaller ones were seen."""
 
+    contract: Contract
     seconds: float  # in all
     memory: int = 0  # bytes a call may add; 0: a quarter of what is free
     spent: float = 0.0
-    _seen: list[tuple[int, float, int]] = field(default_factory=list)  # volume, seconds, bytes
+    _seen: list[Seen] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.memory = self.memory or available_memory() // 4
 
-    def record(self, volume: int, seconds: float, added: int) -> None:
-        """A call of `volume` took `seconds` and `added` bytes of memory."""
+    def record(self, dims: Dims, seconds: float, added: int) -> None:
+        """A call at these sizes took `seconds` and `added` bytes of memory."""
         self.spent += seconds
-        self._seen.append((volume, seconds, added))
+        self._seen.append(Seen(dims, seconds, added))
 
-    def refuse(self, volume: int) -> str:
+    def refuse(self, dims: Dims) -> str:
         """The reason not to make this call, or ""."""
-        if volume > MAX_BYTES:
-            return f"{size(volume)} of inputs and outputs, allowed {size(MAX_BYTES)}"
-        seconds, added = self._guess(volume)
+        if (total := volume(self.contract, dims)) > MAX_BYTES:
+            return f"{size(total)} of inputs and outputs, allowed {size(MAX_BYTES)}"
+        factors = [(self._factor(seen.dims, dims), seen) for seen in self._seen]
+        seconds = min((factor * seen.seconds for factor, seen in factors), default=0.0)
+        added = min((factor * seen.bytes for factor, seen in factors), default=0.0)
         if seconds > CALL_SECONDS:
             return f"about {seconds:.0f} s, allowed {CALL_SECONDS:.0f} s a case"
         if self.spent + seconds > self.seconds:
@@ -39,13 +53,10 @@ class Budget:
             return f"about {size(added)} of memory, allowed {size(self.memory)}"
         return ""
 
-    def _guess(self, volume: int) -> tuple[float, float]:
-        if not self._seen:
-            return 0.0, 0.0
-        smaller = [seen for seen in self._seen if seen[0] <= volume]
-        base, seconds, added = max(smaller) if smaller else min(self._seen)
-        factor = max(1.0, volume / max(base, 1)) ** GROWTH
-        return seconds * factor, added * factor
+    def _factor(self, small: Dims, large: Dims) -> float:
+        """How many times as much `large` costs as `small`, at most."""
+        ratios = {name: max(1.0, large[name] / small[name]) for name in large}
+        return prod(ratio if name == self.contract.batch_dim else ratio**GROWTH for name, ratio in ratios.items())
 
 
 def available_memory() -> int:

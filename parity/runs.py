@@ -93,7 +93,7 @@ class Reference:
 
 
 class Double(Reference):
-    """A reference in fp64: `make` casts the parameters; inputs and every narrower result are cast here."""
+    """A reference in fp64: inputs and every narrower tensor are cast on the way."""
 
     def _run(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
         default = torch.get_default_dtype()

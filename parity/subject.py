@@ -65,7 +65,7 @@ class Subject:
 
     def affordable(self, budget: Budget, dims: Mapping[str, int], what: str) -> bool:
         """Whether a call of these sizes may be made; if not, `left_out` says why."""
-        reason = budget.refuse(cases.volume(self.manifest.contract, dims))
+        reason = budget.refuse(dims)
         if self.crashes >= MAX_CRASHES:
             reason = f"the compiled model crashed {self.crashes} times"
         if reason:

@@ -1,18 +1,13 @@
 """What a compiled model is compared with: the live eager model, or the exported program run by torch."""
 
-import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
-from ..bundle_format.contract import Contract
-from ..bundle_format.errors import ModelError, UsageError
+from ..bundle_format.errors import UsageError
 from ..bundle_format.manifest import Manifest
 from ..export.program import Program, run_exported
 from ..export.source import Source, eager, load_source
-from .runs import Call, Double, Reference
+from .runs import Double, Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +33,12 @@ def live(spec: str, weights: Path | None, manifest: Manifest) -> Truth:
 def live_source(source: Source, manifest: Manifest) -> Truth:
     """Eager from a loaded source, with a note on what has changed since the export."""
     contract = manifest.contract
-
-    def fresh() -> Call:  # a copy where calls leave traces
-        model = copy.deepcopy(source.model) if contract.state else source.model
-        return _renamed(eager(replace(source, model=model)), contract)
-
-    def wide() -> Call:
-        return _renamed(eager(replace(source, model=copy.deepcopy(source.model).double())), contract)
-
-    label = f"live eager of {source.record.file}:{source.record.model}"
-    return Truth(Reference(fresh), Double(wide), label, _changes(source, manifest))
+    return Truth(
+        Reference(lambda: eager(source, contract)),
+        Double(lambda: eager(source, contract, double=True)),
+        f"live eager of {source.record.file}:{source.record.model}",
+        _changes(source, manifest),
+    )
 
 
 def exported(program: Program) -> Truth:
@@ -57,18 +48,6 @@ def exported(program: Program) -> Truth:
         Double(lambda: run_exported(program, double=True)),
         "the exported program, run by torch",
     )
-
-
-def _renamed(run: Call, contract: Contract) -> Call:
-    """Outputs by the contract's names, which are in the order of eager's."""
-
-    def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        outputs = list(run(inputs).values())
-        if len(outputs) != len(contract.outputs):
-            raise ModelError(f"eager gives {len(outputs)} outputs, the bundle {len(contract.outputs)}")
-        return {declared.name: output for declared, output in zip(contract.outputs, outputs, strict=True)}
-
-    return call
 
 
 def _recorded_weights(manifest: Manifest, file: Path) -> Path | None:

@@ -1,0 +1,77 @@
+"""`mctl build`: export, compile, and parity against live eager, in one gate."""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from . import console, verdict
+from .compile import compile
+from .export import export
+from .parity import parity
+
+if TYPE_CHECKING:
+    from ..aoti.compiler import CompileOptions
+    from ..export.program import ExportRequest
+
+# The options of the three verbs, but for those that only connect them; of two with one name the first.
+_CONNECT = {"program", "bundle", "against", "parity"}
+_OPTIONS: dict[str, inspect.Parameter] = {}
+for verb in (export, compile, parity):
+    for name, option in inspect.signature(verb).parameters.items():
+        _OPTIONS.setdefault(name, option)
+_OPTIONS = {name: option for name, option in _OPTIONS.items() if name not in _CONNECT}
+_OPTIONS["output"] = inspect.signature(compile).parameters["output"]
+
+
+def build(**options: Any) -> None:
+    """Export, compile and check a model against eager torch in one gate: the bundle is written if it passes.
+
+    Options may come from mctl.toml or [tool.mctl] in pyproject.toml (dim = ["batch=1:64"]); the command line wins.
+    """
+    tolerances = verdict.parse_tolerances(options["tolerance"])
+    request, settings = _export_request(options), _compile_options(options)
+    from ..parity import gate
+
+    try:
+        with verdict.progress() as progress:
+            made = gate.build(request, options["output"], settings, tolerance=tolerances, progress=progress)
+    except gate.FailedError as error:
+        verdict.tell(error.report, options)
+        console.render_error(error)
+        raise typer.Exit(error.exit_code) from None
+    if made.report:
+        verdict.tell(made.report, options)
+    console.say(f"wrote {made.path} ({made.size} bytes)")
+
+
+build.__signature__ = inspect.Signature(list(_OPTIONS.values()))  # type: ignore[attr-defined]
+build.__annotations__ = {name: option.annotation for name, option in _OPTIONS.items()}
+
+
+def _export_request(options: dict[str, Any]) -> "ExportRequest":
+    from ..export import dims
+    from ..export.program import ExportRequest
+
+    return ExportRequest(
+        spec=options["model"],
+        output=options["output"],
+        dims=tuple(map(dims.parse_dim, options["dim"])),
+        inputs=tuple(map(dims.parse_input, options["input"])),
+        ranges=dict(map(dims.parse_range, options["range"])),
+        pads=dict(map(dims.parse_pad, options["pad"])),
+        output_names=tuple(options["output_name"].split(",")) if options["output_name"] else (),
+        **{name: options[name] for name in ("weights", "seed", "batch_dim", "allow_random")},
+    )
+
+
+def _compile_options(options: dict[str, Any]) -> "CompileOptions":
+    from ..aoti.compiler import CompileOptions
+    from ..aoti.plan import parse_buckets
+
+    return CompileOptions(
+        version=options["model_version"],
+        buckets=parse_buckets(options["bucket"]),
+        inductor=tuple(options["inductor"]),
+        **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
+    )
