@@ -158,7 +158,7 @@ def _cut_and_grown() -> Iterator[Bad]:
     yield Bad("a byte at the beginning", "open", "", b"\0" + whole)
     yield Bad("a byte at the beginning, offsets right", "open", "", pack(sound(), prefix=b"\0"))
     yield Bad("a script before it", "open", "", pack(sound(), prefix=b"#!/bin/sh\nexit 1\n"))
-    yield Bad("a comment", "open", "comment", pack(sound(), comment=b"hello"))
+    yield Bad("a comment", "open", cut, pack(sound(), comment=b"hello"))
     yield Bad("no members", "open", "a zip archive of another kind", pack([]))
     yield Bad(
         "bytes between members", "open", "belong to no member", changed(WEIGHTS, lambda p: _set(p, before=b"gap!"))
@@ -181,6 +181,8 @@ def _ends() -> Iterator[Bad]:
     )
     yield Bad("two counts", "open", "several files", pack(sound(), here=1))
     yield Bad("several disks", "open", "several files", pack(sound(), disk=1))
+    yield Bad("directory on another disk", "open", "several files", pack(sound(), first_disk=1))
+    yield Bad("a comment that is not there", "open", "has a comment", pack(sound(), comment_size=1))
     yield Bad("65535 members", "open", "", pack(sound(), count=0xFFFF, here=0xFFFF))
     yield Bad("directory size too large", "open", "", pack(sound(), size=size + 1))
     yield Bad("directory size too small", "open", "", pack(sound(), size=size - 1))

@@ -29,7 +29,7 @@ class Part:
 
 
 def pack(parts: list[Part], *, prefix: bytes = b"", gap: bytes = b"", suffix: bytes = b"", **end: int | bytes) -> bytes:
-    """The parts as a zip. `end` overrides fields of the end record: here, count, size, offset, disk, comment, zip64."""
+    """The parts as a zip. `end` overrides fields of the end record, by the names in _end()."""
     out = bytearray(prefix)
     central = bytearray()
     header = 0
@@ -79,12 +79,11 @@ def _central(part: Part, header: int) -> bytes:
 
 
 def _end(count: int, size: int, at: int, changes: dict[str, int | bytes]) -> bytes:
-    f: dict[str, int | bytes] = {"here": count, "count": count, "size": size, "offset": at, "disk": 0, "comment": b""}
-    f |= changes
+    f: dict[str, int | bytes] = {"disk": 0, "first_disk": 0, "here": count, "count": count, "size": size, "offset": at}
+    f |= {"comment": b""} | changes
     comment = bytes(f["comment"])
-    record = struct.pack(
-        "<4s4H2IH", b"PK\5\6", f["disk"], 0, f["here"], f["count"], f["size"], f["offset"], len(comment)
-    )
+    numbers = (f["disk"], f["first_disk"], f["here"], f["count"], f["size"], f["offset"])
+    record = struct.pack("<4s4H2IH", b"PK\5\6", *numbers, f.get("comment_size", len(comment)))
     return bytes(f.get("zip64", b"")) + record + comment
 
 

@@ -37,7 +37,7 @@ def test_refused(bad: Bad, tmp_path: Path) -> None:
     path.write_bytes(bad.data)
     stage, message = refused_at(path)
     assert stage == {"crc": "digest"}.get(bad.stage, bad.stage), message
-    assert bad.error in message
+    assert bad.error in message.replace(str(path), "")
     assert len(message) < 2000
     assert message.count("is damaged") <= 1
     assert message.replace("\n", "").isprintable()  # no escape sequence reaches a terminal
