@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -13,20 +13,10 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..bundle_format.contract import Dim
 from .dims import Shape
-from .failures import doubtful_sizes, explain
+from .failures import Trace, doubtful_sizes, explain
 from .graph import input_values
 from .naming import Named, Tensors, name_outputs
 from .usercode import current_line, quiet
-
-
-@dataclass(slots=True)
-class Trace:
-    """torch's view of the dims while the model is traced."""
-
-    dims: Sequence[Dim]
-    units: dict[str, str]  # torch's name of each dim: of the size divided by its multiple
-    symbols: dict[Any, Dim] = field(default_factory=dict)  # torch's symbols for sizes of inputs
-    env: Any = None  # the ShapeEnv, with the guards that the model's code made
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +40,22 @@ def capture(
     The user's containers stay outside of the program, so that it can be read where their classes are not. The model
     gets a copy of the inputs in `copied`. ExportError tells why the model cannot be exported as it is declared.
     """
-    flat = _Flat(model, named, shapes, copied, dims)
-    specs = {dim.name: _symbol(dim, unit) for dim, unit in zip(dims, flat.trace.units.values(), strict=True)}
+    trace = Trace(dims, inputs, shapes, {dim.name: f"d{at}" for at, dim in enumerate(dims)})
+    flat = _Flat(model, named, copied, trace)
+    specs = {dim.name: _symbol(dim, unit) for dim, unit in zip(dims, trace.units.values(), strict=True)}
     try:
-        return Captured(flat.export(inputs, specs), {})
+        return Captured(flat.export(specs), {})
     except Exception as error:
-        doubtful = doubtful_sizes(error, flat.trace)
+        doubtful = doubtful_sizes(error, trace)
         if not doubtful:
-            raise explain(error, flat.trace, model) from error
+            raise explain(error, trace, model) from error
     for dim in dims:
         if dim.name in doubtful:
             specs[dim.name] = torch.export.Dim.DYNAMIC(min=dim.min, max=dim.max)
     try:
-        exported = flat.export(inputs, specs)
+        exported = flat.export(specs)
     except Exception as error:
-        raise explain(error, flat.trace, model) from error
+        raise explain(error, trace, model) from error
     _widen(exported, shapes, {dim.name: dim for dim in dims if dim.name in doubtful})
     return Captured(exported, doubtful)
 
@@ -92,22 +83,20 @@ class _Holder(nn.Module):  # type: ignore[misc]
 class _Flat:
     """The model as a function of one tensor for each input, with named tensors as its result."""
 
-    def __init__(
-        self, model: nn.Module, named: Named, shapes: Mapping[str, Shape], copied: frozenset[str], dims: Sequence[Dim]
-    ) -> None:
+    def __init__(self, model: nn.Module, named: Named, copied: frozenset[str], trace: Trace) -> None:
         hooked = bool(model._forward_hooks or model._forward_pre_hooks)  # hooks see the arguments as the user has them
         self.root = _Holder(model) if hooked else model
         self.call = model if hooked else model.forward
         self.named = named
-        self.shapes = shapes
         self.copied = copied
-        self.trace = Trace(dims, {dim.name: f"d{at}" for at, dim in enumerate(dims)})
+        self.trace = trace
 
-    def export(self, inputs: Tensors, specs: Mapping[str, Any]) -> ExportedProgram:
+    def export(self, specs: Mapping[str, Any]) -> ExportedProgram:
         """torch.export with one of `specs` for each dim."""
+        inputs = self.trace.inputs
         identifiers = [_identifier(name) for name in inputs]
         dynamic = {
-            identifier: {axis: specs[dim] for axis, dim in enumerate(self.shapes[name]) if isinstance(dim, str)}
+            identifier: {axis: specs[dim] for axis, dim in enumerate(self.trace.shapes[name]) if isinstance(dim, str)}
             for identifier, name in zip(identifiers, inputs, strict=True)
         }
         with self._in_place_of_forward(identifiers), torch.no_grad(), quiet():
@@ -119,7 +108,7 @@ class _Flat:
 
         def flat(*tensors: torch.Tensor) -> Tensors:
             given = dict(zip(self.named.tensors, tensors, strict=True))
-            _watch(self.trace, self.shapes, given)
+            _watch(self.trace, given)
             given = {name: value.clone() if name in self.copied else value for name, value in given.items()}
             args, kwargs = self.named.call(given)
             return name_outputs(self.call(*args, **kwargs))[0]
@@ -135,10 +124,10 @@ class _Flat:
                 self.root.forward = shadowed
 
 
-def _watch(trace: Trace, shapes: Mapping[str, Shape], tensors: Tensors) -> None:
+def _watch(trace: Trace, tensors: Tensors) -> None:
     """Remembers torch's symbols, and makes its guards remember the line of the user's code that they come from."""
     for name, tensor in tensors.items():
-        for size, axis in zip(tensor.shape, shapes[name], strict=True):
+        for size, axis in zip(tensor.shape, trace.shapes[name], strict=True):
             if isinstance(axis, str) and isinstance(size, torch.SymInt):
                 expression = size.node.expr
                 dim = next(dim for dim in trace.dims if dim.name == axis)

@@ -44,11 +44,15 @@ class Cases:
         return Case(case_name(sizes), dict(sizes), inputs, self.bind(self.models())(inputs))
 
     def all(self) -> Iterator[Case]:
-        """The cases, the smallest first; ExportError where the model fails inside its declared range."""
+        """The case that was traced, then the others, the smallest first.
+
+        ExportError where the model fails inside its declared range.
+        """
         each = self._flops_of_an_element()
+        traced = self.declared.sizes
         points = case_points(self.declared.dims)
-        points += [{**self.declared.sizes, name: size} for name, sizes in self.doubtful.items() for size in sizes]
-        for point in sorted(points, key=self._elements):
+        points += [{**traced, name: size} for name, sizes in self.doubtful.items() for size in sizes]
+        for point in [traced, *sorted((point for point in points if point != traced), key=self._elements)]:
             flops = each * self._elements(point)
             if flops > MAX_FLOPS:
                 self.notes.append(f"case {case_name(point)} is left out: it takes about {flops / 1e12:.1f} TFLOP")
@@ -56,7 +60,7 @@ class Cases:
             try:
                 yield self.run(point)
             except ModelError as error:
-                raise explain_sizes(self.run, self.declared.dims, self.declared.sizes, point, error) from error
+                raise explain_sizes(self.run, self.declared, self.declared.sizes, point, error) from error
 
     def _elements(self, sizes: Mapping[str, int]) -> int:
         return elements(self.declared.shapes, sizes)
@@ -75,7 +79,7 @@ class Cases:
         tensors: list[Input | Output] = [*self.contract.inputs, *self.contract.outputs]
         kept: list[Case] = []
         total = 0
-        for case in cases:
+        for case in sorted(cases, key=lambda case: self._elements(case.dims)):
             size = sum(nbytes(tensor, case.dims) for tensor in tensors)
             if kept and total + size > MAX_BYTES:
                 self.notes.append(f"case {case.name} is proven, but not stored: it has {size / 1e6:.0f} MB")
@@ -108,5 +112,5 @@ def try_example(declared: Declared, fresh: Callable[[], nn.Module], seed: int, n
         try:
             outputs = attempt(declared.sizes)
         except ModelError as error:
-            raise explain_sizes(attempt, declared.dims, works, declared.sizes, error) from error
+            raise explain_sizes(attempt, declared, works, declared.sizes, error) from error
     return list(outputs)

@@ -32,12 +32,12 @@ def declare(source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec
     """UsageError and ExportError say what in the options or the example does not fit."""
     dims = tuple(spec.dim for spec in specs)
     names = [described.name for described in inputs]
+    hint = "define `example_inputs` in the model file, or describe each input: `--input x=float32[batch,128]`"
+    if not (source.args or source.kwargs or inputs):
+        raise ExportError(f"`{source.record.file}` has no example inputs", hint)
     example = source.named({described.name: torch.empty(0) for described in inputs})
     if not example.tensors:
-        raise ExportError(
-            "the model has no tensor input" if example.names else "there are no example inputs",
-            "define `example_inputs` in the model file, or describe each input: `--input x=float32[batch,128]`",
-        )
+        raise ExportError("the model takes no tensor", hint)
     shapes: dict[str, Shape] = {name: tuple(value.shape) for name, value in example.tensors.items()}
     shapes |= {described.name: described.shape for described in inputs}
     shapes = bind(specs, shapes, inputs)

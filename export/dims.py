@@ -128,8 +128,8 @@ def _refuse(option: str, text: str, why: str, hint: str | None) -> NoReturn:
 def bind(specs: Sequence[DimSpec], shapes: Mapping[str, Shape], supplied: Sequence[InputSpec] = ()) -> dict[str, Shape]:
     """Each input's shape with the names of dims in it.
 
-    A dim that neither `@` nor an `--input` places is axis 0 of every input that is no scalar and that no `--input`
-    places a dim in, except where another dim is already. UsageError for unknown inputs, axes and dims.
+    A dim without `@` is axis 0 of every input that is no scalar and that no `--input` describes with dims, except where
+    another dim is placed, or where an `--input` has it on a later axis. UsageError for unknown inputs, axes and dims.
     """
     bound = {name: list(shape) for name, shape in shapes.items()}
     _check_names(specs, supplied)
@@ -151,23 +151,22 @@ def _bind_leading(
     supplied: Sequence[InputSpec],
     bound: dict[str, list[int | str]],
 ) -> None:
-    """The dim that is placed nowhere yet becomes axis 0 of every input that is free for it."""
+    """The dim that no `@` places, nor an `--input` on a later axis, becomes axis 0 of every input that is free."""
     described_names = {name for name, _, shape in supplied if any(isinstance(axis, str) for axis in shape)}
     free = [name for name, shape in shapes.items() if shape and name not in described_names]
+    open_names = [name for name in free if isinstance(bound[name][0], int)]
     placed = {axis for shape in bound.values() for axis in shape}
-    leading: str | None = None
-    for spec in specs:
-        if spec.name in placed:
-            continue
-        if leading is not None:
-            hint = f"say which axis each one is: `--dim {spec.name}={spec.min}:{spec.max}@INPUT:AXIS`"
-            raise UsageError(f"the dims `{leading}` and `{spec.name}` are both axis 0 of every input", hint)
-        leading = spec.name
-        open_names = [name for name in free if isinstance(bound[name][0], int)]
-        if not open_names:
-            raise UsageError(f"no input is left that has the dim `{spec.name}` as axis 0", _listing(shapes))
-        for name in open_names:
-            bound[name][0] = spec.name
+    unplaced = [spec for spec in specs if spec.name not in placed]
+    if len(unplaced) > 1:
+        first, second = unplaced[:2]
+        hint = f"say which axis each one is: `--dim {second.name}={second.min}:{second.max}@INPUT:AXIS`"
+        raise UsageError(f"the dims `{first.name}` and `{second.name}` are both axis 0 of every input", hint)
+    if unplaced and not open_names:
+        raise UsageError(f"no input is left that has the dim `{unplaced[0].name}` as axis 0", _listing(shapes))
+    elsewhere = {axis for _, _, shape in supplied for axis in shape[1:]}
+    leading = unplaced or [spec for spec in specs if not spec.bindings and spec.name not in elsewhere]
+    for name in open_names if len(leading) == 1 else ():
+        bound[name][0] = leading[0].name
 
 
 def _check_names(specs: Sequence[DimSpec], supplied: Sequence[InputSpec]) -> None:

@@ -45,15 +45,15 @@ class _Inexpressible(Exception):
 
 def _resolved(expression: Any, symbols: Symbols) -> Any:
     """Without `Max` and `Min`, where one of their arguments is the answer over the whole range."""
-    for choice in expression.atoms(sympy.Function):
-        if type(choice).__name__ in ("Max", "Min"):
-            values = [
-                [_at(argument, point) for argument in choice.args] for point in _points(choice.free_symbols, symbols)
-            ]
-            pick = max if type(choice).__name__ == "Max" else min
-            for at, argument in enumerate(choice.args):
-                if all(row[at] == pick(row) for row in values):
-                    return _resolved(expression.xreplace({choice: argument}), symbols)
+    for choice in sympy.preorder_traversal(expression):
+        pick = {"Max": max, "Min": min}.get(type(choice).__name__)
+        if pick is None:
+            continue
+        points = _points(choice.free_symbols, symbols)
+        values = [[_at(argument, point) for argument in choice.args] for point in points]
+        for at, argument in enumerate(choice.args):
+            if all(row[at] == pick(row) for row in values):
+                return _resolved(expression.xreplace({choice: argument}), symbols)
     return expression
 
 
@@ -88,12 +88,12 @@ def _sum(expression: Any, symbols: Symbols) -> str:
     numerator, denominator = sympy.fraction(whole)
     if denominator != 1:
         return _quotient(numerator, denominator, symbols)
-    terms = []  # (sorted last, is subtracted, text)
+    terms = []  # (is subtracted, is a number, text), sorted in this order
     for term in expression.args:
         negative = term.could_extract_minus_sign()
-        terms.append((bool(term.is_Integer), negative, _bound(-term if negative else term, symbols, _PRODUCT)))
-    (_, negative, first), *rest = sorted(terms)
-    return ("-" if negative else "") + first + "".join(f" {'-' if less else '+'} {text}" for _, less, text in rest)
+        terms.append((negative, bool(term.is_Integer), _bound(-term if negative else term, symbols, _PRODUCT)))
+    (negative, _, first), *rest = sorted(terms)
+    return ("-" if negative else "") + first + "".join(f" {'-' if less else '+'} {text}" for less, _, text in rest)
 
 
 def _product(expression: Any, symbols: Symbols) -> tuple[str, int]:
@@ -113,7 +113,9 @@ def _product(expression: Any, symbols: Symbols) -> tuple[str, int]:
         else:
             words.append(_bound(factor, symbols, _ATOM))
     words = sorted(words, key=lambda word: (not word.isidentifier(), word))
-    return "*".join([*([str(coefficient)] if coefficient != 1 else []), *words]), _PRODUCT
+    if coefficient != 1:
+        words.insert(0, str(coefficient))
+    return "*".join(words), _PRODUCT if len(words) > 1 else _ATOM
 
 
 def _quotient(left: Any, right: Any, symbols: Symbols) -> str:

@@ -1,8 +1,9 @@
 """Why a model cannot be exported, in the user's terms and with the user's file and line."""
 
 import re
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -11,21 +12,28 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, MctlError
+from .dims import Shape
 from .usercode import at, describe
 
 _MAX_DOUBTFUL = 8  # sizes of one dim
 
 
-class Traced(Protocol):
-    """What `capture` knows of torch's view of the dims."""
-
-    dims: Any
-    units: dict[str, str]
-    symbols: dict[Any, Dim]
-    env: Any
+_NO_RELATIONS = "a contract's inputs have sizes of their own: make the one from the other inside the model"
 
 
-def explain(error: Exception, trace: Traced, model: nn.Module) -> MctlError:
+@dataclass(slots=True)
+class Trace:
+    """What is traced, and torch's view of the dims; filled while the model runs."""
+
+    dims: Sequence[Dim]
+    inputs: Mapping[str, torch.Tensor]
+    shapes: Mapping[str, Shape]
+    units: dict[str, str]  # torch's name of each dim: of the size divided by its multiple
+    symbols: dict[Any, Dim] = field(default_factory=dict)  # torch's symbols for sizes of inputs
+    env: Any = None  # the ShapeEnv, with the guards that the model's code made
+
+
+def explain(error: Exception, trace: Trace, model: nn.Module) -> MctlError:
     """The error for what torch.export raised."""
     if isinstance(error, MctlError):
         return error
@@ -53,7 +61,7 @@ def _is_about_dims(error: BaseException) -> bool:
     return any(isinstance(each, ConstraintViolationError) for each in (error, error.__cause__, error.__context__))
 
 
-def _about_dims(error: Exception, trace: Traced, model: nn.Module) -> ExportError:
+def _about_dims(error: Exception, trace: Trace, model: nn.Module) -> ExportError:
     """torch found that the declared dims are not what the model's code allows; its suggestions say how."""
     suggestions = dict(re.findall(r"^  (_*d\d+) = (.+)$", str(error), re.MULTILINE))
     for dim in trace.dims:
@@ -63,34 +71,56 @@ def _about_dims(error: Exception, trace: Traced, model: nn.Module) -> ExportErro
     named = [dim for dim in trace.dims if re.search(rf"\b{trace.units[dim.name]}\b", str(error))]
     names = " and ".join(f"`{dim.name}`" for dim in named or trace.dims)
     place = next((_guard_line(dim, trace) for dim in named), "")
-    hint = "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape"
-    return ExportError(f"the model does not allow all sizes of {names} that were declared{place}", hint)
+    return ExportError(f"the model does not allow all sizes of {names} that were declared{place}", FOLLOW_THE_SIZE)
 
 
-def _about_dim(dim: Dim, suggestion: str, trace: Traced, model: nn.Module) -> ExportError:
+def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> ExportError:
     place = _guard_line(dim, trace)
     if re.fullmatch(r"\d+", suggestion):
-        return _fixed(dim, int(suggestion) * dim.multiple, place, model)
+        return _fixed(dim, int(suggestion) * dim.multiple, place, trace, model)
     if found := re.fullmatch(r"(\d+)\*(_+d\d+)", suggestion):
         return needs_multiple(dim, int(found[1]) * dim.multiple, place)
     if found := re.fullmatch(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", suggestion):
         low = int(found[1]) * dim.multiple if found[1] else dim.min
         high = int(found[2]) * dim.multiple if found[2] else dim.max
-        return _narrower(dim, max(low, dim.min), min(high, dim.max), place)
+        return narrower(dim, max(low, dim.min), min(high, dim.max), place)
     for other in trace.dims:
         if re.search(rf"\b{trace.units[other.name]}\b", suggestion):
-            return _related(dim, other, suggestion.replace(trace.units[other.name], other.name), place)
+            relation = suggestion.replace(trace.units[other.name], other.name)
+            if relation == other.name:
+                return must_be_equal(dim, other, place)
+            return ExportError(f"the model needs `{dim.name}` to be `{relation}`{place}", _NO_RELATIONS)
     return ExportError(f"the model needs `{dim.name}` to be `{suggestion}`{place}")
 
 
-def _fixed(dim: Dim, size: int, place: str, model: nn.Module) -> ExportError:
-    hint = (
-        f"let the code follow the input's size (`x.shape[0]`, `-1` in a reshape), or leave `--dim {dim.name}` out and "
-        f"give an example of that size"
-    )
+def _fixed(dim: Dim, size: int, place: str, trace: Trace, model: nn.Module) -> ExportError:
+    message = f"dimension `{dim.name}` became static: the model fixes it at {size}{place}"
+    if hint := bind_too(dim, size, trace.inputs, trace.shapes):
+        return ExportError(message, hint)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         hint = f"torch unrolls an LSTM, GRU or RNN over its steps: leave `--dim {dim.name}` out if it counts them"
-    return ExportError(f"dimension `{dim.name}` became static: the model fixes it at {size}{place}", hint)
+        return ExportError(message, hint)
+    return ExportError(message, f"{FOLLOW_THE_SIZE}; or leave `--dim {dim.name}` out")
+
+
+FOLLOW_THE_SIZE = "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape"
+
+
+def bind_too(dim: Dim, size: int, inputs: Mapping[str, torch.Tensor], shapes: Mapping[str, Shape]) -> str | None:
+    """The hint that other axes of this size may be the same dim; None where there are none."""
+    places, others = [], []
+    for name, shape in shapes.items():
+        for axis, declared in enumerate(shape):
+            if declared == dim.name:
+                places.append(f"{name}:{axis}")
+            elif isinstance(declared, int) and inputs[name].shape[axis] == size:
+                others.append((name, axis))
+    if not others:
+        return None
+    name, axis = others[0]
+    steps = f":{dim.multiple}" if dim.multiple > 1 else ""
+    option = f"--dim {dim.name}={dim.min}:{dim.max}{steps}@{','.join([*places, *(f'{n}:{a}' for n, a in others)])}"
+    return f"axis {axis} of `{name}` is {size} as well: write `{option}` if it is the same"
 
 
 def needs_multiple(dim: Dim, multiple: int, place: str) -> ExportError:
@@ -101,7 +131,8 @@ def needs_multiple(dim: Dim, multiple: int, place: str) -> ExportError:
     return ExportError(f"`{dim.name}` must be a multiple of {multiple}{place}", hint)
 
 
-def _narrower(dim: Dim, low: int, high: int, place: str) -> ExportError:
+def narrower(dim: Dim, low: int, high: int, place: str) -> ExportError:
+    """The error for a dim that goes from `low` to `high` only; `place` says where that is seen."""
     steps = f":{dim.multiple}" if dim.multiple > 1 else ""
     return ExportError(
         f"the model takes `{dim.name}` from {low} to {high} only, declared are {dim.min} to {dim.max}{place}",
@@ -109,16 +140,15 @@ def _narrower(dim: Dim, low: int, high: int, place: str) -> ExportError:
     )
 
 
-def _related(dim: Dim, other: Dim, relation: str, place: str) -> ExportError:
-    if relation == other.name:
-        return ExportError(
-            f"`{dim.name}` and `{other.name}` must be equal{place}",
-            "declare one dim for both: `--dim NAME=MIN:MAX@INPUT:AXIS,INPUT:AXIS`",
-        )
-    return ExportError(f"the model needs `{dim.name}` to be `{relation}`{place}", "sizes of inputs cannot be computed")
+def must_be_equal(dim: Dim, other: Dim, place: str) -> ExportError:
+    """The error for two dims that are one; `place` says where that is seen."""
+    return ExportError(
+        f"`{dim.name}` and `{other.name}` must be equal{place}",
+        "declare one dim for both: `--dim NAME=MIN:MAX@INPUT:AXIS,INPUT:AXIS`",
+    )
 
 
-def _guard_line(dim: Dim, trace: Traced) -> str:
+def _guard_line(dim: Dim, trace: Trace) -> str:
     """` (model.py:31)`: the line whose guard excludes a size that was declared."""
     for symbol, own in trace.symbols.items():
         if own == dim:
@@ -144,7 +174,7 @@ def _some_sizes(dim: Dim) -> list[int]:
     return sorted(size for size in near if dim.allows(size))
 
 
-def doubtful_sizes(error: Exception, trace: Traced) -> dict[str, list[int]]:
+def doubtful_sizes(error: Exception, trace: Trace) -> dict[str, list[int]]:
     """Sizes for which torch took no way of its own, but did not look either: it only found them to be unlike others.
 
     Such guards (`seq != 64`, from cutting a table of 64 rows) come from the layout of tensors and change no result;
@@ -169,7 +199,7 @@ def doubtful_sizes(error: Exception, trace: Traced) -> dict[str, list[int]]:
     return {name: sizes for name, sizes in by_dim.items() if 0 < len(sizes) <= _MAX_DOUBTFUL}
 
 
-def _dim_of(expression: Any, trace: Traced) -> tuple[Dim, Any] | None:
+def _dim_of(expression: Any, trace: Trace) -> tuple[Dim, Any] | None:
     """The one dim that a guard is about, and the guard with that dim's name; None for a guard about several."""
     dims = {trace.symbols[symbol] for symbol in expression.free_symbols if symbol in trace.symbols}
     if len(dims) != 1 or not expression.free_symbols <= set(trace.symbols):

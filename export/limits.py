@@ -5,7 +5,8 @@ from math import lcm
 
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, ModelError
-from .failures import needs_multiple
+from .declare import Declared
+from .failures import FOLLOW_THE_SIZE, bind_too, must_be_equal, narrower, needs_multiple
 from .golden import case_name
 
 _MAX_FACTOR = 64  # of a dim's multiple that is looked for
@@ -14,21 +15,36 @@ Attempt = Callable[[Mapping[str, int]], object]  # runs eager at these sizes; Mo
 
 
 def explain_sizes(
-    attempt: Attempt, dims: Sequence[Dim], works: Mapping[str, int], fails: Mapping[str, int], error: ModelError
+    attempt: Attempt, declared: Declared, works: Mapping[str, int], fails: Mapping[str, int], error: ModelError
 ) -> ExportError:
     """The error for an eager model that runs with the sizes `works` and raises with `fails`."""
-    for dim in dims:
+    for dim in declared.dims:
         if fails[dim.name] == works[dim.name]:
             continue
         alone = {**works, dim.name: fails[dim.name]}
         if (own_error := _failure(attempt, alone)) is not None:
-            if multiple := _needed_multiple(attempt, dim, works, fails[dim.name]):
-                return needs_multiple(dim, multiple, f": {_why(own_error)}")
-            limit = _last_that_works(attempt, dim, works, fails[dim.name])
-            return _limited(dim, works[dim.name], fails[dim.name], limit, own_error)
-    return ExportError(
-        f"the model runs at {case_name(dict(works))}, but not at {case_name(dict(fails))}: {_why(error)}"
-    )
+            return _explain_dim(attempt, dim, declared, works, fails[dim.name], own_error)
+    return ExportError(f"the model runs at {case_name(works)}, but not at {case_name(fails)}: {_why(error)}")
+
+
+def _explain_dim(
+    attempt: Attempt, dim: Dim, declared: Declared, works: Mapping[str, int], fails: int, error: ModelError
+) -> ExportError:
+    why = _why(error)
+    for other in declared.dims:
+        both = {**works, dim.name: fails, other.name: fails}
+        if other != dim and works[other.name] == works[dim.name] and _failure(attempt, both) is None:
+            return must_be_equal(dim, other, f": {why}")
+    if multiple := _needed_multiple(attempt, dim, works, fails):
+        return needs_multiple(dim, multiple, f": {why}")
+    limit = _last_that_works(attempt, dim, works, fails)
+    if limit == works[dim.name]:
+        hint = bind_too(dim, limit, declared.named.tensors, declared.shapes) or FOLLOW_THE_SIZE
+        return ExportError(
+            f"dimension `{dim.name}` is static: the model runs with {limit} and fails with {fails}: {why}", hint
+        )
+    low, high = (dim.min, limit) if fails > limit else (limit, dim.max)
+    return narrower(dim, low, high, f": {why}")
 
 
 def find_working(attempt: Attempt, dims: Sequence[Dim]) -> dict[str, int] | None:
@@ -60,8 +76,9 @@ def _failure(attempt: Attempt, sizes: Mapping[str, int]) -> ModelError | None:
 def _needed_multiple(attempt: Attempt, dim: Dim, works: Mapping[str, int], fails: int) -> int | None:
     """The multiple that sizes have to be of: sizes near the failing one work if they are, and fail if not."""
     for multiple in (factor * dim.multiple for factor in range(2, _MAX_FACTOR + 1)):
-        near = [size for size in (fails // multiple * multiple, -(-fails // multiple) * multiple) if dim.allows(size)]
-        if works[dim.name] % multiple or not fails % multiple or len(near) < 2:
+        first = fails // multiple - 2
+        near = [size for step in range(6) if dim.allows(size := (first + step) * multiple)][:3]
+        if works[dim.name] % multiple or not fails % multiple or len(near) < 3:
             continue
         beside = [size for at in near for size in (at - dim.multiple, at + dim.multiple) if dim.allows(size)]
         if all(_failure(attempt, {**works, dim.name: size}) is None for size in near) and all(
@@ -81,22 +98,6 @@ def _last_that_works(attempt: Attempt, dim: Dim, works: Mapping[str, int], fails
         else:
             bad = middle
     return good * dim.multiple
-
-
-def _limited(dim: Dim, works: int, fails: int, limit: int, error: ModelError) -> ExportError:
-    low, high = (dim.min, limit) if fails > works else (limit, dim.max)
-    why = _why(error)
-    if limit == works:
-        return ExportError(
-            f"dimension `{dim.name}` is static: the model runs with {works} and fails with {fails}: {why}",
-            "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape",
-        )
-    steps = f":{dim.multiple}" if dim.multiple > 1 else ""
-    side = f"up to {limit}" if fails > works else f"from {limit} on"
-    return ExportError(
-        f"the model takes `{dim.name}` {side} only, declared are {dim.min} to {dim.max}: {why}",
-        f"write `--dim {dim.name}={low}:{high}{steps}`",
-    )
 
 
 def _why(error: ModelError) -> str:

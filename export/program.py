@@ -27,7 +27,7 @@ from .describe import Wishes, check_names, describe
 from .dims import DimSpec, InputSpec
 from .example import make_inputs
 from .golden import Case, dump_case, member_of
-from .proof import prove_case, prove_repeated, tolerance_of
+from .proof import prove_case, prove_repeated, prove_steady, tolerance_of
 from .running import Run, run_program
 from .source import Source, fresh_copy, load_source
 from .usercode import quiet
@@ -157,6 +157,8 @@ class _Proven:
 def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
     """Compares program and eager at every case, and over several calls in a row."""
     proven = _Proven([], {})
+    if not traced.contract.random:
+        prove_steady(cases.models, cases.bind, cases.inputs(cases.declared.sizes))
     for case in cases.all():
         progress(f"comparing the program with the model at {case.name}")
         with quiet():

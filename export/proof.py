@@ -65,10 +65,19 @@ def _compare(
 
 
 def _way_out(case: Case, contract: Contract) -> str:
-    for dim in contract.dims:
+    for dim in contract.dims:  # the sizes that were traced are proven before
         if case.dims[dim.name] == dim.min == 1:
             return f"torch takes 1 for any other size: write `--dim {dim.name}=2:{dim.max}`, or treat 1 like the others"
     return "the model decides something in Python, by a size or by a global, that torch cannot see"
+
+
+def prove_steady(models: Callable[[], nn.Module], bind: Callable[[nn.Module], Run], inputs: Tensors) -> None:
+    """ExportError if two fresh copies of the model give different numbers."""
+    if not _same(bind(models())(inputs), bind(models())(inputs)):
+        raise ExportError(
+            "the model gives other numbers for the same inputs, in two copies that were not called before",
+            "it draws random numbers in Python: draw them with torch and write `--allow-random`, or take them out",
+        )
 
 
 def prove_repeated(
@@ -78,15 +87,8 @@ def prove_repeated(
     model = models()
     before = _plain_attributes(model)
     eager = bind(model)
-    wanted = [_copied(eager(inputs)) for _ in range(_CALLS)]
-    if not _same(wanted[0], bind(models())(inputs)):
-        raise ExportError(
-            "the model gives other numbers for the same inputs, in two copies that were not called before",
-            "it draws random numbers in Python: draw them with torch and write `--allow-random`, or take them out",
-        )
-    got = [_copied(run(inputs)) for _ in range(_CALLS)]
-    for call, (one, other) in enumerate(zip(wanted, got, strict=True), start=1):
-        if not _same(one, other):
+    for call in range(1, _CALLS + 1):
+        if not _same(_copied(eager(inputs)), run(inputs)):
             changed = [name for name, value in _plain_attributes(model).items() if before.get(name) != value]
             names = f" ({', '.join(f'`{name}`' for name in changed[:3])})" if changed else ""
             raise ExportError(

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import random
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,8 +90,7 @@ def _run_file(path: Path) -> ModuleType:
     """The module of the file, imported under a name of its own, with its folder on the import path."""
     full = path.resolve()
     name = f"{full.stem}_{hashlib.sha256(bytes(full)).hexdigest()[:8]}"
-    if str(full.parent) not in sys.path:
-        sys.path.insert(0, str(full.parent))
+    _put_first_on_path(full.parent)
     spec = importlib.util.spec_from_file_location(name, full)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -98,6 +98,17 @@ def _run_file(path: Path) -> ModuleType:
     with user_code(f"`{path.name}` cannot be imported"):
         spec.loader.exec_module(module)
     return module
+
+
+def _put_first_on_path(folder: Path) -> None:
+    """The folder's modules are found first, also where another model's neighbours of the same names were imported."""
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder))]
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    kept = ("__main__", __name__.partition(".")[0])
+    for neighbour in [*folder.glob("*.py"), *(path.parent for path in folder.glob("*/__init__.py"))]:
+        file = getattr(sys.modules.get(neighbour.stem), "__file__", None)
+        if file and neighbour.stem not in kept and not file.startswith((str(folder), *libraries)):
+            del sys.modules[neighbour.stem]
 
 
 def _make_model(module: ModuleType, path: Path, name: str) -> nn.Module:
@@ -138,6 +149,12 @@ def _example(module: ModuleType, path: Path) -> tuple[tuple[Any, ...], dict[str,
 def _settled(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise ExportError("the model is TorchScript", "export the `nn.Module` that it was made from")
+    empty = [name for name, value in model.state_dict(keep_vars=True).items() if getattr(value, "is_meta", False)]
+    if empty:
+        raise ExportError(
+            f"{len(empty)} weights of the model have no values (`{empty[0]}` is on the meta device)",
+            "give them with `--weights`, or make the model on the CPU",
+        )
     with user_code("`model.eval()` failed"):
         return model.to("cpu").eval()
 

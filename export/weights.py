@@ -1,7 +1,7 @@
 """Weights from a file into a model: safetensors or a torch checkpoint, tensors only."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,25 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`", "give a safetensors file or a torch checkpoint to `--weights`")
     given = _read(path)
-    wanted = model.state_dict()
+    wanted = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    tied = _tied(wanted)
+    absent = [key for key in wanted if key not in given and not any(other in given for other in tied[id(wanted[key])])]
     faults = [
-        *_listed("missing", [key for key in wanted if key not in given and not _tied(key, wanted, given)]),
+        *_listed("missing", absent),
         *_listed("unexpected", [key for key in given if key not in wanted]),
-        *_listed("misshapen", [_misshapen(key, given, wanted) for key in wanted if _misshapen(key, given, wanted)]),
+        *_listed("misshapen", [fault for key in wanted if (fault := _misfit(key, given, wanted))]),
+        *_listed("tied in the model, but not equal in the file", _untied(tied.values(), given)),
     ]
     if faults:
         raise ExportError(
             f"the weights in `{path.name}` do not fit the model: {'; '.join(faults)}", _hint(given, wanted)
         )
-    model.load_state_dict(given, strict=False)
+    if not any(value.is_meta for value in wanted.values()):
+        model.load_state_dict(given, strict=False)
+        return
+    # a model without storage of its own takes the mapped tensors themselves
+    complete = {key: given[next(other for other in tied[id(wanted[key])] if other in given)] for key in wanted}
+    model.load_state_dict({key: complete[key].to(wanted[key].dtype) for key in wanted}, assign=True)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
@@ -88,17 +96,24 @@ def _tensors(loaded: Any, path: Path) -> dict[str, torch.Tensor]:
     raise ExportError(f"`{path.name}` holds no named tensors", hint)
 
 
-def _tied(key: str, wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the tensor is another key's too (tied weights), and that one is given."""
-    own = wanted[key]
-    return any(
-        other in given and value.data_ptr() == own.data_ptr() and value.shape == own.shape
-        for other, value in wanted.items()
-        if other != key and value.numel()
-    )
+def _tied(wanted: Mapping[str, torch.Tensor]) -> dict[int, list[str]]:
+    """The keys of each tensor, which are several where weights are tied."""
+    keys: dict[int, list[str]] = {}
+    for key, value in wanted.items():
+        keys.setdefault(id(value), []).append(key)
+    return keys
 
 
-def _misshapen(key: str, given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
+def _untied(groups: Iterable[list[str]], given: Mapping[str, torch.Tensor]) -> list[str]:
+    shared = [[key for key in keys if key in given] for keys in groups]
+    return [
+        " and ".join(keys)
+        for keys in shared
+        if any(given[key].shape == given[keys[0]].shape and not given[key].equal(given[keys[0]]) for key in keys[1:])
+    ]
+
+
+def _misfit(key: str, given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
     if key not in given:
         return ""
     got, want = given[key], wanted[key]

@@ -18,8 +18,8 @@ class Mixed(nn.Module):
         self, batch: dict[str, torch.Tensor], *, scale: torch.Tensor, repeats: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         vectors = self.embedding(batch["ids"]) * batch["mask"].unsqueeze(-1) * scale.reshape(-1, 1, 1)
-        both = torch.cat([vectors, vectors.flip(1)], dim=1) * repeats  # [batch, 2*seq, 16]
-        return both, self.score(both.sum(dim=1)).squeeze(-1)
+        twice = torch.stack([vectors, vectors.flip(-1)], dim=2).flatten(1, 2) * repeats  # [batch, 2*seq, 16]
+        return twice, self.score(twice.sum(dim=1)).squeeze(-1)
 
 
 model = Mixed
