@@ -115,6 +115,17 @@ def test_more_members_than_16_bits() -> None:
     assert struct.unpack_from("<Q", directory, len(directory) - 22 - 20 - 56 + 32) == (count,)
 
 
+def test_limits_come_before_the_members_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "program.pt2"
+    write_program(path)
+    for name, limit in (("MAX_MEMBERS", 4), ("MAX_DIRECTORY", 100)):
+        with monkeypatch.context() as patched:
+            patched.setattr(zip_directory, name, limit)
+            patched.setattr(zip_directory, "_read_central", None)
+            with pytest.raises(BundleError, match="it has 5 members, allowed"):
+                Archive.open(path)
+
+
 def test_rewrite_keeps_and_replaces(tmp_path: Path) -> None:
     write_program(tmp_path / "a.pt2", [("one", b"1"), ("two", b"2")])
     with Archive.open(tmp_path / "a.pt2") as source:

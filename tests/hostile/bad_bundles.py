@@ -189,7 +189,7 @@ def _ends() -> Iterator[Bad]:
     yield Bad("directory beyond the end", "open", "", pack(sound(), offset=0xFFFFFFF0))
     yield Bad("directory at 0", "open", "", pack(sound(), offset=0))
     yield Bad("directory of 4 GiB", "open", "", pack(sound(), size=0xFFFFFFFF))
-    right = {"count": count, "size": size, "offset": offset, "at": at}
+    right: dict[str, Any] = {"count": count, "size": size, "offset": offset, "at": at}
     yield Bad("zip64 that is right", "good", "", pack(sound(), zip64=end64(**right)))
     for what, changes in {
         "many members": {"count": 2**40},
@@ -200,7 +200,12 @@ def _ends() -> Iterator[Bad]:
         "locator to 0": {"at": 0},
         "locator beyond the end": {"at": 2**63},
         "several disks": {"disks": 2},
+        "record on another disk": {"record_disk": 1},
         "two counts": {"here": 1},
+        "record without its mark": {"sign": b"PK\0\0"},
+        "record with more fields": {"rest": 45},
+        "record of another disk": {"disk": 1},
+        "directory on another disk": {"first_disk": 1},
     }.items():
         yield Bad(f"zip64 {what}", "open", "", pack(sound(), zip64=end64(**(right | changes))))
     overflow = end64(2**40, 2**63, 2**63, at)

@@ -87,8 +87,10 @@ def _end(count: int, size: int, at: int, changes: dict[str, int | bytes]) -> byt
     return bytes(f.get("zip64", b"")) + record + comment
 
 
-def end64(count: int, size: int, offset: int, at: int, *, disks: int = 1, here: int | None = None) -> bytes:
-    """A zip64 end record with its locator, which says that the record stands at `at`."""
-    here = count if here is None else here
-    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, here, count, size, offset)
-    return record + struct.pack("<4sIQI", b"PK\6\7", 0, at, disks)
+def end64(count: int, size: int, offset: int, at: int, **changes: int | bytes) -> bytes:
+    """A zip64 end record with its locator, which says that the record stands at `at`; `changes` by the names below."""
+    f: dict[str, int | bytes] = {"sign": b"PK\6\6", "rest": 44, "disk": 0, "first_disk": 0, "here": count, "disks": 1}
+    f |= changes
+    numbers = (f["rest"], 45, 45, f["disk"], f["first_disk"], f["here"], count, size, offset)
+    record = struct.pack("<4sQ2H2I4Q", f["sign"], *numbers)
+    return record + struct.pack("<4sIQI", b"PK\6\7", f.get("record_disk", 0), at, f["disks"])
