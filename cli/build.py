@@ -3,12 +3,10 @@
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from . import console, verdict
+from . import verdict
 from .compile import compile
 from .export import export
-from .parity import parity
+from .parity import parity, parse_tolerances
 
 if TYPE_CHECKING:
     from ..aoti.compiler import CompileOptions
@@ -29,20 +27,13 @@ def build(**options: Any) -> None:
 
     Options may come from mctl.toml or [tool.mctl] in pyproject.toml (dim = ["batch=1:64"]); the command line wins.
     """
-    tolerances = verdict.parse_tolerances(options["tolerance"])
+    tolerances = parse_tolerances(options["tolerance"])
     request, settings = _export_request(options), _compile_options(options)
-    from ..parity import gate
+    from ..parity.gate import build as build_checked
 
-    try:
-        with verdict.progress() as progress:
-            made = gate.build(request, options["output"], settings, tolerance=tolerances, progress=progress)
-    except gate.FailedError as error:
-        verdict.tell(error.report, options)
-        console.render_error(error)
-        raise typer.Exit(error.exit_code) from None
-    if made.report:
-        verdict.tell(made.report, options)
-    console.say(f"wrote {made.path} ({made.size} bytes)")
+    with verdict.told(options) as progress:
+        made = build_checked(request, options["output"], settings, tolerance=tolerances, progress=progress)
+    verdict.tell_made(made, options)
 
 
 build.__signature__ = inspect.Signature(list(_OPTIONS.values()))  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import console
+from . import verdict
 
 _DEFAULT = Path("program.pt2")
 
@@ -30,8 +30,9 @@ def compile(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Compile a program ahead of time, check it against its golden cases, and write the bundle."""
-    from ..aoti.compiler import CompileOptions, compile_program
+    from ..aoti.compiler import CompileOptions
     from ..aoti.plan import parse_buckets
+    from ..parity.gate import compile_checked
 
     options = CompileOptions(
         name=name,
@@ -42,6 +43,6 @@ def compile(
         timeout=timeout,
         work_dir=work_dir,
     )
-    with compile_program(program, options, console.say) as staged:
-        staged.write(output)
-    console.say(f"wrote {output}")
+    with verdict.told({"json": json}) as progress:
+        made = compile_checked(program, output, options, parity=parity, progress=progress)
+    verdict.tell_made(made, {"json": json})

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import console, verdict
+from . import console, progress
 
 _DIM = "NAME=MIN:MAX[:MULTIPLE][@INPUT:AXIS,…]"
 
@@ -47,8 +47,8 @@ def export(
         batch_dim=batch_dim,
         allow_random=allow_random,
     )
-    with verdict.progress() as progress:
-        report = export_model(request, progress)
+    with progress.shown() as say:
+        report = export_model(request, say)
     made = summary.summarize(report.path)
     if json:
         console.emit_json(

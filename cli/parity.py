@@ -1,11 +1,15 @@
 """`mctl parity`: is the compiled model the eager model?"""
 
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from . import verdict
+from ..bundle_format.errors import UsageError
+from ..bundle_format.manifest import Tolerance
+from . import progress, verdict
 
 _BUNDLE = Path("bundle.pt2")
 
@@ -31,12 +35,25 @@ def parity(
 
     Without --against it is compared with the cases that export stored. Exit code 1 if it is another model.
     """
-    tolerances = verdict.parse_tolerances(tolerance)
+    tolerances = parse_tolerances(tolerance)
     from ..parity.check import check_bundle
 
-    with verdict.progress() as progress:
-        found = check_bundle(
-            bundle, against=against, weights=weights, tolerance=tolerances, seed=seed, progress=progress
-        )
+    with progress.shown() as say:
+        found = check_bundle(bundle, against=against, weights=weights, tolerance=tolerances, seed=seed, progress=say)
     verdict.tell(found, {"junit": junit, "report": report, "html": html, "json": json})
     raise typer.Exit(0 if found.ok else 1)
+
+
+def parse_tolerances(options: Sequence[str]) -> dict[str, Tolerance]:
+    """`["logits=1e-3,1e-5"]` by output. UsageError for what is no pair of numbers >= 0."""
+    found = {}
+    for option in options:
+        name, _, numbers = option.rpartition("=")
+        try:
+            rtol, atol = (float(number) for number in numbers.split(","))
+        except ValueError:
+            rtol = atol = float("nan")
+        if not name or not (isfinite(rtol) and isfinite(atol) and rtol >= 0 and atol >= 0):
+            raise UsageError(f"`--tolerance {option}` is not understood", "write it as `--tolerance logits=1e-3,1e-5`")
+        found[name] = Tolerance(rtol=rtol, atol=atol)
+    return found

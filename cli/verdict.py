@@ -1,58 +1,54 @@
-"""What `mctl parity`, `compile` and `build` share: tolerances of the command line, and a report told and written."""
+"""How `mctl parity`, `compile` and `build` tell what parity found."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import typer
 
-from ..bundle_format.errors import UsageError
 from ..bundle_format.files import atomic
-from ..bundle_format.manifest import Tolerance
-from . import console
+from . import console, progress
 
 if TYPE_CHECKING:
+    from ..parity.gate import Made
     from ..parity.report import Report
 
 
-def parse_tolerances(options: Sequence[str]) -> dict[str, Tolerance]:
-    """`["logits=1e-3,1e-5"]` by output. UsageError for what is no pair of numbers >= 0."""
-    found = {}
-    for option in options:
-        name, _, numbers = option.rpartition("=")
-        try:
-            rtol, atol = (float(number) for number in numbers.split(","))
-        except ValueError:
-            rtol = atol = float("nan")
-        if not name or not (isfinite(rtol) and isfinite(atol) and rtol >= 0 and atol >= 0):
-            raise UsageError(f"`--tolerance {option}` is not understood", "write it as `--tolerance logits=1e-3,1e-5`")
-        found[name] = Tolerance(rtol=rtol, atol=atol)
-    return found
-
-
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is done now: in one line that changes, or now and then where that is no terminal."""
-    if not console.talk().is_terminal:
-        yield _now_and_then()
-        return
-    with console.talk().status("") as status:
-        yield lambda text: status.update(text.replace("[", r"\["))
+def told(options: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
+    """`progress` for a gate; where the gate refuses to write the bundle, its report is told and mctl ends with 1."""
+    from ..parity.gate import FailedError
+
+    try:
+        with progress.shown() as say:
+            yield say
+    except FailedError as error:
+        tell(error.report, options)
+        console.render_error(error)
+        raise typer.Exit(error.exit_code) from None
 
 
-def _now_and_then(seconds: float = 2.0) -> Callable[[str], None]:
-    """Says a text if the one before was said some seconds ago."""
-    last = float("-inf")
-
-    def say(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
-            console.say(text)
-            last = time.monotonic()
-
-    return say
+def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
+    """A bundle that was written, with its report."""
+    if made.report:
+        tell(made.report, {**options, "json": False})
+    stats, seconds = made.stats, sum(made.stats.seconds.values())
+    console.say(
+        f"wrote {made.path}: {made.size / 1e6:.3g} MB, compiled in {seconds:.1f} s,"
+        f" at most {stats.peak_bytes / 1e9:.2g} GB of memory, parity {made.manifest.parity}"
+    )
+    if options["json"]:
+        console.emit_json(
+            "mctl.bundle.made/1",
+            True,
+            path=str(made.path),
+            size=made.size,
+            seconds=stats.seconds,
+            peak_bytes=stats.peak_bytes,
+            manifest=msgspec.to_builtins(made.manifest),
+            parity=msgspec.to_builtins(made.report),
+        )
 
 
 def tell(report: "Report", options: Mapping[str, Any]) -> None:
@@ -61,7 +57,7 @@ def tell(report: "Report", options: Mapping[str, Any]) -> None:
     from ..parity.report import to_json, to_junit
 
     for option, form in (("junit", to_junit), ("report", to_json), ("html", to_html)):
-        if options[option] is not None:
+        if options.get(option) is not None:
             with atomic(options[option]) as file:
                 file.write(form(report))
     _show(report)
