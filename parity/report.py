@@ -249,12 +249,13 @@ def to_junit(report: Report) -> bytes:
         place = {"classname": f"parity.{result.check}", "name": result.case, "time": f"{result.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", place)
         if not result.ok:
-            what = {"type": result.verdict, "message": failure_text(result).splitlines()[0]}
-            ElementTree.SubElement(case, "failure", what).text = _xml_safe(failure_text(result))
+            text = _xml_safe(failure_text(result))
+            what = {"type": result.verdict, "message": text.splitlines()[0]}
+            ElementTree.SubElement(case, "failure", what).text = text
     ElementTree.indent(suites)
     return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def _xml_safe(text: str) -> str:
-    """Without the control characters that XML 1.0 has no way to write."""
-    return "".join(c for c in text if c in "\n\t" or c >= " ")
+    """With `?` for the control characters that XML 1.0 has no way to write."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

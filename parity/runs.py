@@ -26,6 +26,7 @@ from .frames import Answer, Ask, pack, tensors_in, unpack
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Tensors], dict[str, Tensor]]  # named inputs to named outputs; raises what the model raises
 
+CHILD = (sys.executable, "-m", "mctl.parity.child")
 LOAD_SECONDS = 300.0
 CALL_SECONDS = 120.0
 
@@ -169,10 +170,13 @@ class Compiled:
 
     def _start(self) -> None:
         self._chatter = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "mctl.parity.child", str(self.bundle)]
         environment = os.environ | {"OMP_WAIT_POLICY": "passive"}  # spinning threads would starve eager beside it
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._chatter, env=environment
+            [*CHILD, str(self.bundle)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._chatter,
+            env=environment,
         )
         self._ready = False
 
@@ -184,7 +188,7 @@ class Compiled:
             frame = unpack(lambda count: _read(handle, count, deadline))
         except TimeoutError:
             self._stop()
-            raise CrashError(f"no answer within {seconds:.0f} s") from None
+            raise CrashError(f"no answer within {seconds:g} s") from None
         if frame is None or len(frame.head) == 0:
             raise CrashError(self._last_words())
         answer = msgspec.json.decode(frame.head, type=Answer)
