@@ -17,6 +17,7 @@ from .naming import Tensors
 from .running import Run, call_model, run_model
 
 MAX_BYTES = 32 << 20  # of all golden cases together
+MAX_CASE_BYTES = 256 << 20  # of the inputs of one case
 MAX_FLOPS = 2e11  # of one case: a second or two. Counted, not timed: the same model gives the same cases
 
 
@@ -50,17 +51,23 @@ class Cases:
         """
         each = self._flops_of_an_element()
         traced = self.declared.sizes
-        points = case_points(self.declared.dims)
-        points += [{**traced, name: size} for name, sizes in self.doubtful.items() for size in sizes]
-        for point in [traced, *sorted((point for point in points if point != traced), key=self._elements)]:
-            flops = each * self._elements(point)
-            if flops > MAX_FLOPS:
-                self.notes.append(f"case {case_name(point)} is left out: it takes about {flops / 1e12:.1f} TFLOP")
+        doubtful = [{**traced, name: size} for name, sizes in self.doubtful.items() for size in sizes]
+        others = [point for point in case_points(self.declared.dims) if point not in (traced, *doubtful)]
+        for point in [traced, *doubtful, *sorted(others, key=self._elements)]:
+            if point in others and (why := self._too_much(point, each)):
+                self.notes.append(f"case {case_name(point)} is left out: {why}")
                 continue
             try:
                 yield self.run(point)
             except ModelError as error:
                 raise explain_sizes(self.run, self.declared, self.declared.sizes, point, error) from error
+
+    def _too_much(self, point: Mapping[str, int], flops_of_an_element: float) -> str | None:
+        size = self._elements(point) * max(value.element_size() for value in self.declared.named.tensors.values())
+        if size > MAX_CASE_BYTES:
+            return f"its inputs have {size / 1e6:.0f} MB"
+        flops = flops_of_an_element * self._elements(point)
+        return f"it takes about {flops / 1e12:.1f} TFLOP" if flops > MAX_FLOPS else None
 
     def _elements(self, sizes: Mapping[str, int]) -> int:
         return elements(self.declared.shapes, sizes)
@@ -96,6 +103,8 @@ def try_example(declared: Declared, fresh: Callable[[], nn.Module], seed: int, n
     """
 
     def attempt(sizes: Mapping[str, int]) -> Tensors:
+        if elements(declared.shapes, sizes) > MAX_CASE_BYTES // 8:
+            raise ModelError(f"{case_name(sizes)} is too large to try")
         inputs = make_inputs(declared.named.tensors, declared.shapes, sizes, {}, seed)
         return call_model(fresh(), declared.named, inputs)[0]
 

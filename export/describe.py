@@ -12,6 +12,7 @@ from ..bundle_format import contract as contracts
 from ..bundle_format.contract import Constant, Contract, Dim, Input, Output, State
 from ..bundle_format.errors import ContractError, ExportError, UsageError
 from . import graph
+from .declare import Declared
 from .dims import Shape
 from .expressions import Symbols, axis_of
 from .naming import Named, Tensors, dtype_name
@@ -39,20 +40,22 @@ def check_names(wishes: Wishes, named: Named, dims: Sequence[Dim]) -> None:
 
 def describe(
     exported: ExportedProgram,
-    dims: Sequence[Dim],
-    named: Named,
-    shapes: Mapping[str, Shape],
+    declared: Declared,
     output_names: Sequence[str],
+    state: Sequence[str],
     wishes: Wishes,
 ) -> Contract:
-    """The contract; ExportError where the program is not what was declared, or the contract cannot say what it is."""
-    symbols = _prove_dims(exported, dims, shapes)
+    """The contract of a program with these outputs, that changes the buffers in `state`.
+
+    ExportError where the program is not what was declared, or the contract cannot say what it is.
+    """
+    symbols = _prove_dims(exported, declared.dims, declared.shapes)
     contract = Contract(
-        dims=tuple(dims),
-        inputs=_inputs(exported, named.tensors, shapes, wishes),
+        dims=declared.dims,
+        inputs=_inputs(exported, declared.named.tensors, declared.shapes, wishes),
         outputs=_outputs(exported, symbols, _renamed(output_names, wishes.output_names)),
-        constants=tuple(Constant(name=name, value=value) for name, value in named.constants.items()),
-        state=_state(exported),
+        constants=tuple(Constant(name=name, value=value) for name, value in declared.named.constants.items()),
+        state=_state(exported, state),
         random=graph.random_line(exported) is not None,
     )
     try:
@@ -121,8 +124,7 @@ def _outputs(exported: ExportedProgram, symbols: Symbols, names: Sequence[str]) 
     return tuple(outputs)
 
 
-def _state(exported: ExportedProgram) -> tuple[State, ...]:
-    changed, _ = graph.changed_names(exported)
+def _state(exported: ExportedProgram, changed: Sequence[str]) -> tuple[State, ...]:
     values: dict[str, Any] = {**exported.state_dict, **exported.constants}
     return tuple(
         State(name=name, dtype=dtype_name(values[name].dtype), shape=tuple(values[name].shape))

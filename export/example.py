@@ -13,15 +13,18 @@ from .naming import Tensors
 Ranges = Mapping[str, tuple[int, int] | None]
 
 
-def tracing_sizes(dims: Sequence[Dim], given: Mapping[str, int]) -> dict[str, int]:
+def tracing_sizes(dims: Sequence[Dim], given: Mapping[str, int], least_factor: int = 2) -> dict[str, int]:
     """A size for each dim that torch does not specialise: at least twice the multiple (never 0 or 1), no two alike.
 
-    The given example's sizes are kept where they allow it.
+    The given example's sizes are kept where they allow it; others are `least_factor` times the multiple or more, where
+    the range has that.
     """
     chosen: dict[str, int] = {}
     for dim in sorted(dims, key=lambda dim: dim.max - dim.min):  # the narrowest range chooses first
         least = max(dim.min, 2 * dim.multiple)
-        options = [given.get(dim.name, 0), *range(least, min(dim.max, least + 64 * dim.multiple) + 1, dim.multiple)]
+        start = min(max(least, least_factor * dim.multiple), dim.max)
+        upward = range(start, min(dim.max, start + 64 * dim.multiple) + 1, dim.multiple)
+        options = [given.get(dim.name, 0), *upward, *range(start, least - 1, -dim.multiple)]
         allowed = [size for size in options if dim.allows(size) and size >= least]
         chosen[dim.name] = next((size for size in allowed if size not in chosen.values()), allowed[0])
     return {dim.name: chosen[dim.name] for dim in dims}

@@ -21,6 +21,10 @@ _MAX_DOUBTFUL = 8  # sizes of one dim
 _NO_RELATIONS = "a contract's inputs have sizes of their own: make the one from the other inside the model"
 
 
+class FixedDimError(ExportError):
+    """A declared dim came out with one size."""
+
+
 @dataclass(slots=True)
 class Trace:
     """What is traced, and torch's view of the dims; filled while the model runs."""
@@ -96,11 +100,11 @@ def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> Exp
 def _fixed(dim: Dim, size: int, place: str, trace: Trace, model: nn.Module) -> ExportError:
     message = f"dimension `{dim.name}` became static: the model fixes it at {size}{place}"
     if hint := bind_too(dim, size, trace.inputs, trace.shapes):
-        return ExportError(message, hint)
+        return FixedDimError(message, hint)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         hint = f"torch unrolls an LSTM, GRU or RNN over its steps: leave `--dim {dim.name}` out if it counts them"
-        return ExportError(message, hint)
-    return ExportError(message, f"{FOLLOW_THE_SIZE}; or leave `--dim {dim.name}` out")
+        return FixedDimError(message, hint)
+    return FixedDimError(message, f"{FOLLOW_THE_SIZE}; or leave `--dim {dim.name}` out")
 
 
 FOLLOW_THE_SIZE = "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape"

@@ -43,7 +43,7 @@ def random_line(exported: ExportedProgram) -> str | None:
             continue
         arguments = _arguments(node)
         draws = arguments.get("train", arguments.get("training", arguments.get("dropout_p", True)))
-        if draws:
+        if draws and not ("drop" in _name(node) and arguments.get("p") == 0):
             return f"`{_name(node)}`{_at(node)}"
     return None
 

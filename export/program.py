@@ -1,14 +1,17 @@
 """model.py to program.pt2, and program.pt2 read again."""
 
+import io
+import os
 import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,7 +20,7 @@ from .. import __version__
 from ..bundle_format import archive as archives
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Contract
-from ..bundle_format.errors import BundleError, ExportError
+from ..bundle_format.errors import BundleError, ExportError, ModelError, UsageError
 from ..bundle_format.manifest import Golden, Manifest, Producer
 from . import graph
 from .capture import Captured, capture
@@ -25,14 +28,18 @@ from .cases import Cases, try_example
 from .declare import Declared, declare, describe_change
 from .describe import Wishes, check_names, describe
 from .dims import DimSpec, InputSpec
-from .example import make_inputs
+from .example import make_inputs, tracing_sizes
+from .failures import FixedDimError
 from .golden import Case, dump_case, member_of
+from .naming import Tensors
 from .proof import prove_case, prove_repeated, prove_steady, tolerance_of
-from .running import Run, run_program
+from .running import Run, call_model, run_program
 from .source import Source, fresh_copy, load_source
 from .usercode import quiet
 
 Progress = Callable[[str], None]
+
+_LARGER = 11  # times a dim's multiple: sizes to trace with where small ones do not serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +77,17 @@ class ExportReport:
 
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
+    _require_place(request.output)
     clock = _Clock(progress)
     with clock.phase("import", f"importing {request.spec}"):
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
         declared = declare(source, request.dims, request.inputs)
         check_names(request.wishes, declared.named, declared.dims)
-    notes = [note for note in [describe_change(declared)] if note]
+    notes: list[str] = []
     with clock.phase("trace", "tracing the model with torch.export"):
         traced = _trace(request, source, declared, notes)
     with clock.phase("prove", "comparing the program with the model"):
-        cases = _cases(request, source, declared, traced, notes)
+        cases = _cases(request, source, traced, notes)
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
     with clock.phase("write", f"writing {request.output}"):
@@ -88,6 +96,18 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
         )
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
+
+
+def _require_place(path: Path) -> None:
+    """Says before the work that its result cannot be written."""
+    folder = path.resolve().parent
+    hint = "choose another place with `-o`"
+    if not folder.is_dir():
+        raise UsageError(f"cannot write `{path}`: there is no folder `{folder}`", hint)
+    if path.is_dir():
+        raise UsageError(f"cannot write `{path}`: it is a folder", hint)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write `{path}`: its folder is read-only", hint)
 
 
 @dataclass(slots=True)
@@ -105,6 +125,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
+    declared: Declared  # with the sizes that were traced
     captured: Captured
     contract: Contract
 
@@ -115,32 +136,54 @@ class _Traced:
 def _trace(request: ExportRequest, source: Source, declared: Declared, notes: list[str]) -> _Traced:
     """The exported program and its contract."""
     outputs = try_example(declared, lambda: fresh_copy(source.model), request.seed, notes)
-    captured = _capture(source, declared, request.seed)
+    captured, declared = _capture(source, declared, request.seed)
+    if note := describe_change(declared):
+        notes.append(note)
     graph.refuse_training(captured.exported)
     line = graph.random_line(captured.exported)
     if line and not request.allow_random:
         hint = "take them out, or write `--allow-random`: then values cannot be compared"
         raise ExportError(f"the model draws random numbers: {line}", hint)
-    _, changed = graph.changed_names(captured.exported)
+    state, changed = graph.changed_names(captured.exported)
     if changed:
         names = dict(zip(graph.input_values(captured.exported), declared.named.tensors, strict=True))
         copied = frozenset(names[name] for name in changed)
-        captured = _capture(source, declared, request.seed, copied)
+        captured, declared = _capture(source, declared, request.seed, copied)
         notes.append(f"the model changes its input {', '.join(sorted(copied))} in place; the program works on a copy")
-    contract = describe(captured.exported, declared.dims, declared.named, declared.shapes, outputs, request.wishes)
-    return _Traced(captured, contract)
+    contract = describe(captured.exported, declared, outputs, state, request.wishes)
+    return _Traced(declared, captured, contract)
 
 
-def _capture(source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()) -> Captured:
-    inputs = make_inputs(declared.named.tensors, declared.shapes, declared.sizes, {}, seed)
-    return capture(fresh_copy(source.model), declared.named, inputs, declared.shapes, declared.dims, copied)
+def _capture(
+    source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()
+) -> tuple[Captured, Declared]:
+    """The exported program, and the sizes that it was traced with: a small one may make another size 1 in the model."""
+    try:
+        return _capture_at(source, declared, seed, copied), declared
+    except FixedDimError:
+        larger = replace(declared, sizes=tracing_sizes(declared.dims, {}, _LARGER))
+        if larger.sizes == declared.sizes:
+            raise
+        with suppress(ExportError, ModelError):
+            call_model(fresh_copy(source.model), larger.named, _inputs(larger, seed))
+            return _capture_at(source, larger, seed, copied), larger
+        raise
 
 
-def _cases(request: ExportRequest, source: Source, declared: Declared, traced: _Traced, notes: list[str]) -> Cases:
+def _capture_at(source: Source, declared: Declared, seed: int, copied: frozenset[str]) -> Captured:
+    model = fresh_copy(source.model)
+    return capture(model, declared.named, _inputs(declared, seed), declared.shapes, declared.dims, copied)
+
+
+def _inputs(declared: Declared, seed: int) -> Tensors:
+    return make_inputs(declared.named.tensors, declared.shapes, declared.sizes, {}, seed)
+
+
+def _cases(request: ExportRequest, source: Source, traced: _Traced, notes: list[str]) -> Cases:
     return Cases(
         models=lambda: fresh_copy(source.model),
         program=traced.run,
-        declared=declared,
+        declared=traced.declared,
         contract=traced.contract,
         doubtful=traced.captured.doubtful,
         seed=request.seed,
@@ -175,7 +218,7 @@ def _manifest(source: Source, contract: Contract, cases: list[Case], notes: list
         schema="mctl.program/1",
         name=Path(source.record.file).stem,
         version="1",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=_now().isoformat(timespec="seconds"),
         producer=producer(),
         source=source.record,
         contract=contract,
@@ -185,6 +228,12 @@ def _manifest(source: Source, contract: Contract, cases: list[Case], notes: list
         preprocessing=source.preprocessing,
         notes=tuple(notes),
     )
+
+
+def _now() -> datetime:
+    """The time, or what SOURCE_DATE_EPOCH says it is: https://reproducible-builds.org/specs/source-date-epoch/."""
+    fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return datetime.fromtimestamp(int(fixed), UTC) if fixed.isdecimal() else datetime.now(UTC)
 
 
 def producer() -> Producer:
@@ -199,15 +248,54 @@ def producer() -> Producer:
 
 def _write(path: Path, exported: ExportedProgram, manifest: Manifest, cases: list[Case]) -> Manifest:
     """What `torch.export.save` writes, in one archive with the manifest and the golden cases."""
-    with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder, quiet():
+    with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder:
         stock = Path(folder) / "stock.pt2"
-        torch.export.save(exported, stock)
+        _save_stock(exported, stock, path)
         with Archive.open(stock) as saved:
             members: list[tuple[str, archives.Data]] = [(name, saved.view(name)) for name in saved.members]
             members += [(member_of(case), dump_case(case)) for case in cases]
             written = archives.write(path, saved.top, members, manifest)
             members.clear()  # views of the mapping that is closed here
         return written
+
+
+def _save_stock(exported: ExportedProgram, stock: Path, path: Path) -> None:
+    try:
+        with stock.open("wb", buffering=0) as file, quiet():
+            spool = _Spool(file)
+            torch.export.save(exported, spool)
+            if spool.failure is not None:
+                raise spool.failure
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        hint = "free some space, or choose another place with `-o`"
+        raise BundleError(f"cannot write `{path}`: {reason}", hint) from error
+
+
+class _Spool(io.RawIOBase):
+    """A file for torch's writer, which ends the process where a write raises: the first failure is kept instead."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.file = file
+        self.failure: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return 0  # torch rewinds at the end
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        try:
+            while self.failure is None and rest:
+                rest = rest[self.file.write(rest) :]
+        except OSError as error:
+            self.failure = error
+        return memoryview(data).nbytes
 
 
 class Program:

@@ -18,10 +18,11 @@ Run = Callable[[Mapping[str, torch.Tensor]], Tensors]
 def call_model(model: nn.Module, named: Named, inputs: Mapping[str, torch.Tensor]) -> tuple[Tensors, list[str]]:
     """Named outputs of one call with copies of the inputs, and the names of outputs that are None.
 
-    Under no_grad. ModelError where the model raises.
+    Under no_grad, and with `torch.compile` off: eager is eager. ModelError where the model raises.
     """
     args, kwargs = named.call({name: value.clone() for name, value in inputs.items()})
-    with torch.no_grad(), user_code("the model failed", ModelError):
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.no_grad(), eager, user_code("the model failed", ModelError):
         return name_outputs(model(*args, **kwargs))
 
 
