@@ -1,6 +1,8 @@
 """Finding, building and starting mctl-runner."""
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from mctl.bundle_format import archive as archives
 from mctl.bundle_format.errors import HostError, MctlError, UsageError, WrongKindError
+from mctl.cli.serve import serve
 from mctl.runner import native
 
 Bundle = Path
@@ -93,8 +96,17 @@ def test_what_cannot_be_served(mlp_program: Path, mlp_bundle: Bundle, tmp_path: 
     assert "`avx1024`" in refusal(lambda: native.prepare(path, None, {}, silent)).message
 
 
+def test_serve_has_the_runners_options() -> None:
+    """Each option of the binary is one of `mctl serve`, by the same name, and nothing else is handed on."""
+    table = (native.SOURCES / "options.cc").read_text()
+    runners = set(re.findall(r'\{"--([a-z-]+)", "', table))
+    own = {name.replace("_", "-") for name in inspect.signature(serve).parameters} - {"context", "bundle", "json"}
+    assert own == runners
+
+
 BECOME = """
 import sys
+from mctl.cli.serve import serve
 from mctl.runner import native
 print("before")
 native.become(native.Start(None, tuple(sys.argv[1:])))

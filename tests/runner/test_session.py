@@ -99,6 +99,7 @@ STRIDED = {
     "every second": lambda x: torch.stack([x, x], dim=-1).flatten(1)[:, ::2],
     "backwards": lambda x: x.flip(0)[torch.arange(4, -1, -1)],
     "lazily negated": lambda x: torch.imag(torch.complex(x, -x).conj()),
+    "lazily negated and dense": lambda x: torch._neg_view(x),
 }
 
 
