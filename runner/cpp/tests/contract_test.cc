@@ -186,12 +186,14 @@ BOOST_AUTO_TEST_CASE(a_check_takes_well_under_a_microsecond) {
   const std::vector<Given> given{{"input_ids", Dtype::i64, shape, {}}, {"attention_mask", Dtype::i64, shape, {}}};
   std::vector<std::size_t> order;
   std::chrono::nanoseconds best{1'000'000'000};
-  constexpr int calls = 1000;
-  for (int round = 0; round < 20; ++round) {
+  constexpr int calls = 100;
+  bool sound = true;
+  for (int round = 0; round < 500; ++round) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < calls; ++i) BOOST_REQUIRE(check(contract, given, order));
+    for (int i = 0; i < calls; ++i) sound &= static_cast<bool>(check(contract, given, order));
     best = std::min<std::chrono::nanoseconds>(best, (std::chrono::steady_clock::now() - begin) / calls);
   }
+  BOOST_TEST(sound);
   BOOST_TEST_MESSAGE("check: " << best.count() << " ns");
 #ifdef __OPTIMIZE__
   BOOST_TEST(best.count() < 1000);

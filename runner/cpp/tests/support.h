@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/json.hpp>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
@@ -19,7 +20,7 @@ inline std::string read_file(const std::string& path) {
 
 // A file of tests/vectors: `contract/check.json`.
 inline boost::json::value vectors(const std::string& path) {
-  return boost::json::parse(read_file(std::string(VECTORS) + "/" + path));
+  return boost::json::parse(read_file(std::filesystem::path(VECTORS) / path));
 }
 
 template <class T>

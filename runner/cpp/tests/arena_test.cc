@@ -1,0 +1,85 @@
+#include "arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <boost/test/unit_test.hpp>
+
+#include "manifest.h"
+#include "small_bundle.h"
+#include "support.h"
+
+namespace mctl {
+namespace {
+
+Contract small_contract() { return parse_manifest(small_members().back().second)->contract; }
+
+BOOST_AUTO_TEST_SUITE(arena_)
+
+BOOST_AUTO_TEST_CASE(both_sides_see_the_same_bytes) {
+  const Contract contract = small_contract();
+  auto front = Arena::create(contract);
+  BOOST_REQUIRE_MESSAGE(front, why(front));
+  auto worker = Arena::attach(dup(front->fd()), contract);
+  BOOST_REQUIRE_MESSAGE(worker, why(worker));
+  for (int slot = 0; slot < kSlots; ++slot) {
+    BOOST_TEST(front->input(slot, 0).size() == 8u * 16 * 4);
+    BOOST_TEST(front->input(slot, 1).size() == 8u * 8);
+    BOOST_TEST(front->output(slot, 0).size() == 16u * 17 * 4);
+    BOOST_TEST(reinterpret_cast<std::uintptr_t>(front->input(slot, 1).data()) % 64 == 0u);
+    front->input(slot, 1)[63] = std::byte{7};
+    worker->output(slot, 0).back() = std::byte{9};
+    BOOST_TEST((worker->input(slot, 1)[63] == std::byte{7}));
+    BOOST_TEST((front->output(slot, 0).back() == std::byte{9}));
+    worker->slot(slot).phase = SlotPhase::running;
+    BOOST_TEST((front->slot(slot).phase == SlotPhase::running));
+  }
+  BOOST_TEST((front->input(0, 1)[0] == std::byte{0}));
+  worker->worker().phase = Phase::warmup;
+  BOOST_TEST((front->worker().phase == Phase::warmup));
+}
+
+BOOST_AUTO_TEST_CASE(rows_bound_the_slots) {
+  const Contract contract = small_contract();
+  auto front = Arena::create(contract, 3);
+  BOOST_REQUIRE(front);
+  BOOST_TEST(front->input(1, 0).size() == 3u * 16 * 4);
+  BOOST_TEST(front->output(1, 0).size() == 6u * 17 * 4);
+  const auto worker = Arena::attach(dup(front->fd()), contract);
+  BOOST_TEST(why(worker).empty());
+}
+
+BOOST_AUTO_TEST_CASE(the_size_is_sealed_and_checked) {
+  Contract contract = small_contract();
+  auto front = Arena::create(contract);
+  BOOST_REQUIRE(front);
+  BOOST_TEST(ftruncate(front->fd(), 0) == -1);
+  contract.dims[0].max = 800;
+  BOOST_TEST(why(Arena::attach(dup(front->fd()), contract)) == "the arena was made for another contract");
+}
+
+BOOST_AUTO_TEST_CASE(an_output_that_shrinks_has_room) {
+  Contract contract = small_contract();
+  contract.outputs[0].shape = {*Expression::parse("20-n", contract.dims)};
+  auto front = Arena::create(contract);
+  BOOST_REQUIRE(front);
+  BOOST_TEST(front->output(0, 0).size() == 16u * 4);
+}
+
+BOOST_AUTO_TEST_CASE(what_has_no_room) {
+  Contract contract = small_contract();
+  contract.dims[0].max = contract.dims[1].max = std::int64_t{1} << 40;
+  BOOST_TEST(why(Arena::create(contract)).starts_with("no room for the model's largest batch: "));
+  contract.dims[0].max = std::int64_t{1} << 20;
+  contract.dims[1].max = std::int64_t{1} << 30;
+  const auto beyond_memory = Arena::create(contract);
+  BOOST_TEST((!beyond_memory && beyond_memory.error().code == Code::host));
+  contract.outputs[0].shape = {*Expression::parse("n//(batch-3)", contract.dims)};
+  BOOST_TEST(why(Arena::create(small_contract(), 1 << 30)).empty());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace mctl
