@@ -24,6 +24,12 @@ std::string text_of(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
+// Never with an exponent: bounds are labels, which are compared as text.
+std::string text_of_bound(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed).ptr};
+}
+
 // A label with its value escaped as Prometheus wants it.
 std::string label(std::string_view name, std::string_view value) {
   std::string text = std::string(name) + "=\"";
@@ -105,7 +111,7 @@ void Histogram::append(std::string& out, std::string_view name, std::string_view
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     total += counts_[i];
-    const std::string bound = i < bounds_.size() ? text_of(bounds_[i]) : "+Inf";
+    const std::string bound = i < bounds_.size() ? text_of_bound(bounds_[i]) : "+Inf";
     sample(out, base + "_bucket", prefix + label("le", bound), std::to_string(total));
   }
   sample(out, base + "_sum", labels, text_of(sum_));
