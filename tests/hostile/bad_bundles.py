@@ -179,6 +179,14 @@ def _ends() -> Iterator[Bad]:
     yield Bad(
         "more members than listed", "open", "shorter than it says", pack(sound(), count=count + 1, here=count + 1)
     )
+    for what, cut, error in (("in its name", 10, "cut, too long"), ("in its numbers", 60, "shorter than it says")):
+        yield Bad(f"last entry cut {what}", "open", error, pack(sound(), cut=cut))
+    for what, field, error in (
+        ("without its mark", {"sign": b"PK\1\3"}, "shorter than it says"),
+        ("on another disk", {"disk": 1}, "cut, too long or has a comment"),
+    ):
+        bad = changed(WEIGHTS, lambda p, field=field: _set(p, central=dict(field)))
+        yield Bad(f"entry {what}", "open", error, bad)
     yield Bad("two counts", "open", "several files", pack(sound(), here=1))
     yield Bad("several disks", "open", "several files", pack(sound(), disk=1))
     yield Bad("directory on another disk", "open", "several files", pack(sound(), first_disk=1))
@@ -196,7 +204,7 @@ def _ends() -> Iterator[Bad]:
         "count of all bits": {"count": 2**64 - 1},
         "huge directory": {"size": 2**63},
         "directory at the end of the address space": {"offset": 2**64 - size},
-        "another count": {"count": count - 1},
+        "another count": {"count": count - 1, "here": count - 1},
         "locator to 0": {"at": 0},
         "locator beyond the end": {"at": 2**63},
         "several disks": {"disks": 2},
@@ -207,7 +215,10 @@ def _ends() -> Iterator[Bad]:
         "record of another disk": {"disk": 1},
         "directory on another disk": {"first_disk": 1},
     }.items():
-        yield Bad(f"zip64 {what}", "open", "", pack(sound(), zip64=end64(**(right | changes))))
+        error = (
+            "two end records disagree" if changes.keys() & {"count", "size", "offset"} else "zip64 end record is not"
+        )
+        yield Bad(f"zip64 {what}", "open", error, pack(sound(), zip64=end64(**(right | changes))))
     overflow = end64(2**40, 2**63, 2**63, at)
     yield Bad(
         "zip64 sizes that overflow",
@@ -280,8 +291,9 @@ def _headers() -> Iterator[Bad]:
         "twice": (b"\1\0\x10\0" + bytes(16)) * 2,
         "without need": b"\1\0\x08\0" + bytes(8),
     }.items():
+        error = "does not fit its entry" if what == "without need" else "extra field of its zip directory is cut"
         bad = changed(WEIGHTS, lambda p, extra=extra: _set(p, central={"extra": extra}))
-        yield Bad(f"zip64 field {what}", "open", "zip", bad)
+        yield Bad(f"zip64 field {what}", "open", error, bad)
 
 
 def _names() -> Iterator[Bad]:
@@ -301,7 +313,7 @@ def _names() -> Iterator[Bad]:
         ("overlong UTF-8", b"m/\xc0\xae\xc0\xae/evil", "not valid UTF-8"),
         ("half a surrogate", b"m/\xed\xa0\x80", "not valid UTF-8"),
         ("too long", b"m/" + b"x" * 511, ""),
-        ("far too long", b"m/" + b"x" * 60000, ""),
+        ("far too long", b"m/" + b"x" * 60000, "cut, too long"),
         ("empty", b"", "empty part"),
         ("no folder", b"evil", "in no folder"),
         ("only the folder", b"m", "in no folder"),

@@ -28,8 +28,8 @@ class Part:
         return self.name.removeprefix(TOP)
 
 
-def pack(parts: list[Part], *, prefix: bytes = b"", gap: bytes = b"", suffix: bytes = b"", **end: int | bytes) -> bytes:
-    """The parts as a zip. `end` overrides fields of the end record, by the names in _end()."""
+def pack(parts: list[Part], *, prefix: bytes = b"", gap: bytes = b"", cut: int = 0, **end: int | bytes) -> bytes:
+    """The parts as a zip, its directory `cut` bytes too short. `end` overrides fields of the end record: see _end()."""
     out = bytearray(prefix)
     central = bytearray()
     header = 0
@@ -42,8 +42,9 @@ def pack(parts: list[Part], *, prefix: bytes = b"", gap: bytes = b"", suffix: by
             central += _central(part, header)
     out += gap
     at = len(out)
+    central = central[: len(central) - cut]
     out += central
-    return bytes(out) + _end(sum(p.listed for p in parts), len(central), at, end) + suffix
+    return bytes(out) + _end(sum(p.listed for p in parts), len(central), at, end)
 
 
 def _fields(part: Part) -> dict[str, int | bytes]:
@@ -71,11 +72,11 @@ def _local(part: Part, at: int) -> bytes:
 
 
 def _central(part: Part, header: int) -> bytes:
-    f = _fields(part) | {"header": header, "comment": b""} | part.central
+    f = _fields(part) | {"sign": b"PK\1\2", "header": header, "comment": b"", "disk": 0} | part.central
     name, extra, comment = bytes(f["name"]), bytes(f["extra"]), bytes(f["comment"])
     numbers = (20, 20, f["flags"], f["method"], 0, 0x21, f["crc"], f["stored"], f["size"])
-    sizes = (len(name), len(extra), len(comment), 0, 0, 0, f["header"])
-    return struct.pack("<4s6H3I5H2I", b"PK\1\2", *numbers, *sizes) + name + extra + comment
+    sizes = (len(name), len(extra), len(comment), f["disk"], 0, 0, f["header"])
+    return struct.pack("<4s6H3I5H2I", f["sign"], *numbers, *sizes) + name + extra + comment
 
 
 def _end(count: int, size: int, at: int, changes: dict[str, int | bytes]) -> bytes:
