@@ -12,8 +12,8 @@ import pytest
 from mctl.bundle_format import zip_directory
 
 from ..conftest import mctl
-from ..hostile.bad_bundles import MANIFEST, WEIGHTS, changed, described, find, manifest, sound
 from ..hostile.rawzip import Part, pack
+from ..hostile.sound import MANIFEST, WEIGHTS, changed, described, find, manifest, sound
 
 TEXT = """\
 bundle.pt2: a bundle (4.2 kB)

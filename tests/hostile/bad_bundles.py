@@ -5,7 +5,6 @@ follow one another: `open` (the zip's structure), `manifest`, `digest` (SHA-256 
 members hold); `good` has no fault. A reader that looks at more may refuse a file earlier, but none takes it.
 """
 
-import hashlib
 import json
 import struct
 import sys
@@ -15,12 +14,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .rawzip import TOP, Part, end64, pack
-
-MANIFEST = b"m/extra/mctl/manifest.json"
-WEIGHTS = b"m/mctl/weights.safetensors"
-GOLDEN = b"m/mctl/golden/one.safetensors"
-LIBRARY = b"m/data/aotinductor/dynamic/model.so"
-REPORT = b"m/extra/mctl/report.json"
+from .sound import (
+    CASE,
+    FLOATS,
+    GOLDEN,
+    LIBRARY,
+    MANIFEST,
+    REPORT,
+    WEIGHT,
+    WEIGHTS,
+    changed,
+    described,
+    find,
+    holding,
+    manifest,
+    safetensors,
+    set_fields,
+    sound,
+    with_header,
+)
 
 
 class Bad(NamedTuple):
@@ -30,107 +42,6 @@ class Bad(NamedTuple):
     stage: str
     error: str
     data: bytes
-
-
-def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], **changes: Any) -> bytes:
-    """A file whose tensors start on 64-byte boundaries; `changes` by name override fields of the header's entries."""
-    header: dict[str, Any] = {}
-    data = bytearray()
-    for name, (dtype, shape, content) in tensors.items():
-        filler = -len(data) % 64
-        if filler:
-            header[f".pad/{name}"] = {"dtype": "U8", "shape": [filler], "data_offsets": [len(data), len(data) + filler]}
-            data += bytes(filler)
-        offsets = [len(data), len(data) + len(content)]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets} | changes.get(name, {})
-        data += content
-    return with_header(json.dumps(header).encode(), bytes(data))
-
-
-def with_header(header: bytes, data: bytes, size: int | None = None) -> bytes:
-    header += b" " * (-(8 + len(header)) % 64)
-    return struct.pack("<Q", len(header) if size is None else size) + header + data
-
-
-FLOATS = struct.pack("<8f", *range(8))
-WEIGHT = {"fc.weight": ("F32", [2, 4], FLOATS), "fc.bias": ("F32", [2], FLOATS[:8])}
-CASE = {"input.x": ("F32", [1, 4], FLOATS[:16]), "output.y": ("F32", [1, 2], FLOATS[:8])}
-
-
-def manifest(parts: list[Part]) -> dict[str, Any]:
-    """A sound manifest of these members."""
-    return {
-        "schema": "mctl.bundle/1",
-        "name": "hostile",
-        "version": "1",
-        "created": "2026-01-02T03:04:05+00:00",
-        "producer": {"mctl": "0.1.0", "torch": "2.13.0"},
-        "source": {"file": "model.py", "sha256": "0" * 64, "model": "model", "seed": 0},
-        "contract": {
-            "dims": [{"name": "batch", "min": 1, "max": 8}],
-            "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}],
-            "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 2]}],
-            "batch_dim": "batch",
-        },
-        "golden": [{"name": "one", "member": "mctl/golden/one.safetensors", "dims": {"batch": 1}}],
-        "tolerances": {"y": {"rtol": 1e-4, "atol": 1e-5}},
-        "members": {
-            part.path.decode(): {"size": len(part.data), "sha256": hashlib.sha256(part.data).hexdigest()}
-            for part in parts
-            if part.name != MANIFEST
-        },
-        "target": {"os": "linux", "arch": "x86_64", "isa": "x86-64-v2"},
-        "variants": [
-            {
-                "name": "dynamic",
-                "library": "data/aotinductor/dynamic/model.so",
-                "covers": {"batch": [1, 8]},
-                "constants": {"fc.weight": {"tensor": "fc.weight", "stride": [4, 1]}, "fc.bias": {"tensor": "fc.bias"}},
-                "imports": [],
-            }
-        ],
-    }
-
-
-def sound() -> list[Part]:
-    """The members of a bundle without a fault; its library is no library."""
-    parts = [
-        Part(TOP + b"archive_format", b"pt2"),
-        Part(TOP + b"archive_version", b"0"),
-        Part(TOP + b"byteorder", b"little"),
-        Part(TOP + b".data/version", b"6\n"),
-        Part(LIBRARY, b"\x7fELF" + bytes(200)),
-        Part(WEIGHTS, safetensors(WEIGHT)),
-        Part(GOLDEN, safetensors(CASE)),
-        Part(REPORT, b"{}\n"),
-    ]
-    return [*parts, Part(MANIFEST, json.dumps(manifest(parts)).encode())]
-
-
-def find(parts: list[Part], name: bytes) -> Part:
-    return next(part for part in parts if part.name == name)
-
-
-def changed(name: bytes, change: Callable[[Part], Any], **end: Any) -> bytes:
-    """The sound bundle with one member changed after the manifest was made."""
-    parts = sound()
-    change(find(parts, name))
-    return pack(parts, **end)
-
-
-def described(change: Callable[[dict[str, Any]], Any], replace: dict[bytes, bytes] | None = None) -> bytes:
-    """The sound bundle with other members and a manifest that is right about them, but for one change."""
-    parts = sound()
-    for name, data in (replace or {}).items():
-        find(parts, name).data = data
-    document = manifest(parts)
-    change(document)
-    find(parts, MANIFEST).data = json.dumps(document).encode()
-    return pack(parts)
-
-
-def holding(name: bytes, data: bytes) -> bytes:
-    return described(lambda document: None, {name: data})
 
 
 def bad_bundles() -> Iterator[Bad]:
@@ -161,7 +72,10 @@ def _cut_and_grown() -> Iterator[Bad]:
     yield Bad("a comment", "open", cut, pack(sound(), comment=b"hello"))
     yield Bad("no members", "open", "a zip archive of another kind", pack([]))
     yield Bad(
-        "bytes between members", "open", "belong to no member", changed(WEIGHTS, lambda p: _set(p, before=b"gap!"))
+        "bytes between members",
+        "open",
+        "belong to no member",
+        changed(WEIGHTS, lambda p: set_fields(p, before=b"gap!")),
     )
     yield Bad("bytes before the directory", "open", "belong to no member", pack(sound(), gap=b"gap!"))
     yield Bad(
@@ -185,7 +99,7 @@ def _ends() -> Iterator[Bad]:
         ("without its mark", {"sign": b"PK\1\3"}, "shorter than it says"),
         ("on another disk", {"disk": 1}, "cut, too long or has a comment"),
     ):
-        bad = changed(WEIGHTS, lambda p, field=field: _set(p, central=dict(field)))
+        bad = changed(WEIGHTS, lambda p, field=field: set_fields(p, central=dict(field)))
         yield Bad(f"entry {what}", "open", error, bad)
     yield Bad("two counts", "open", "several files", pack(sound(), here=1))
     yield Bad("several disks", "open", "several files", pack(sound(), disk=1))
@@ -229,21 +143,16 @@ def _ends() -> Iterator[Bad]:
     yield Bad("zip64 locator alone", "open", "", pack(sound(), zip64=end64(**right)[56:]))
 
 
-def _set(part: Part, **fields: Any) -> None:
-    for name, value in fields.items():
-        setattr(part, name, value)
-
-
 def _headers() -> Iterator[Bad]:
     squeezed = zlib.compress(safetensors(WEIGHT))[2:-4]
 
     def compress(part: Part) -> None:
         sizes: dict[str, int | bytes] = {"size": len(part.data), "crc": zlib.crc32(part.data)}
-        _set(part, data=squeezed, method=8, local=dict(sizes), central=dict(sizes))
+        set_fields(part, data=squeezed, method=8, local=dict(sizes), central=dict(sizes))
 
     yield Bad("compressed", "open", "`mctl/weights.safetensors` is compressed", changed(WEIGHTS, compress))
     for what, method in {"deflate": 8, "zstd": 93, "an unknown method": 0xFFFF}.items():
-        bad = changed(WEIGHTS, lambda p, method=method: _set(p, method=method))
+        bad = changed(WEIGHTS, lambda p, method=method: set_fields(p, method=method))
         yield Bad(f"said to be compressed with {what}", "open", "is compressed", bad)
     for what, flags, error in (
         ("encrypted", 0x0801, "is encrypted"),
@@ -253,7 +162,7 @@ def _headers() -> Iterator[Bad]:
         ("masked headers", 0x2800, "zip flags"),
         ("all flags but encryption", 0xFFFE, ""),
     ):
-        bad = changed(WEIGHTS, lambda p, flags=flags: _set(p, flags=flags))
+        bad = changed(WEIGHTS, lambda p, flags=flags: set_fields(p, flags=flags))
         yield Bad(f"flags: {what}", "open", error, bad)
     disagree = "`mctl/weights.safetensors` has a local header that disagrees"
     other: dict[str, int | bytes]
@@ -268,23 +177,30 @@ def _headers() -> Iterator[Bad]:
         "size of 0": {"size": 0, "stored": 0, "crc": 0},
         "stored size": {"stored": 64},
     }.items():
-        bad = changed(WEIGHTS, lambda p, other=other: _set(p, local=other))
+        bad = changed(WEIGHTS, lambda p, other=other: set_fields(p, local=other))
         yield Bad(f"local header: other {what}", "open", "" if what in ("flags", "name") else disagree, bad)
     yield Bad(
-        "local header: none", "open", "no local header", changed(WEIGHTS, lambda p: _set(p, central={"header": 8}))
+        "local header: none",
+        "open",
+        "no local header",
+        changed(WEIGHTS, lambda p: set_fields(p, central={"header": 8})),
     )
-    yield Bad("data descriptor missing", "open", "data descriptor", changed(WEIGHTS, lambda p: _set(p, flags=0x0808)))
+    yield Bad(
+        "data descriptor missing", "open", "data descriptor", changed(WEIGHTS, lambda p: set_fields(p, flags=0x0808))
+    )
     for what, crc, stage in (("wrong", 1, "open"), ("right, but a bundle is plain", None, "manifest")):
 
         def describe(part: Part, crc: int | None = crc) -> None:
             size = len(part.data)
             after = struct.pack("<4s3I", b"PK\7\10", zlib.crc32(part.data) if crc is None else crc, size, size)
-            _set(part, flags=0x0808, local={"crc": 0, "size": 0, "stored": 0}, after=after)
+            set_fields(part, flags=0x0808, local={"crc": 0, "size": 0, "stored": 0}, after=after)
 
         error = "data descriptor" if stage == "open" else "not plain"
         yield Bad(f"data descriptor {what}", stage, error, changed(WEIGHTS, describe))
-    yield Bad("comment of a member", "open", "comment", changed(WEIGHTS, lambda p: _set(p, central={"comment": b"x"})))
-    yield Bad("not aligned", "manifest", "not on a boundary", changed(WEIGHTS, lambda p: _set(p, aligned=False)))
+    yield Bad(
+        "comment of a member", "open", "comment", changed(WEIGHTS, lambda p: set_fields(p, central={"comment": b"x"}))
+    )
+    yield Bad("not aligned", "manifest", "not on a boundary", changed(WEIGHTS, lambda p: set_fields(p, aligned=False)))
     for what, extra in {
         "cut": b"\1\0\x10\0" + bytes(8),
         "cut id": b"\1",
@@ -292,7 +208,7 @@ def _headers() -> Iterator[Bad]:
         "without need": b"\1\0\x08\0" + bytes(8),
     }.items():
         error = "does not fit its entry" if what == "without need" else "extra field of its zip directory is cut"
-        bad = changed(WEIGHTS, lambda p, extra=extra: _set(p, central={"extra": extra}))
+        bad = changed(WEIGHTS, lambda p, extra=extra: set_fields(p, central={"extra": extra}))
         yield Bad(f"zip64 field {what}", "open", error, bad)
 
 
@@ -340,27 +256,29 @@ def _places() -> Iterator[Bad]:
         return {"size": size, "stored": size}
 
     reaches = "reaches beyond the end"
-    yield Bad("two sizes", "open", "two sizes", changed(WEIGHTS, lambda p: _set(p, central={"stored": weights - 1})))
+    yield Bad(
+        "two sizes", "open", "two sizes", changed(WEIGHTS, lambda p: set_fields(p, central={"stored": weights - 1}))
+    )
     for what, size in {"one byte more": weights + 1, "2 GiB": 2**31, "almost 4 GiB": 0xFFFFFFFE}.items():
-        bad = changed(WEIGHTS, lambda p, size=size: _set(p, central=both(size), local=both(size)))
+        bad = changed(WEIGHTS, lambda p, size=size: set_fields(p, central=both(size), local=both(size)))
         yield Bad(f"size: {what}", "open", "", bad)
-    bad = changed(WEIGHTS, lambda p: _set(p, central=both(weights - 64), local=both(weights - 64)))
+    bad = changed(WEIGHTS, lambda p: set_fields(p, central=both(weights - 64), local=both(weights - 64)))
     yield Bad("size: less than there is", "open", "belong to no member", bad)
     for what, size in {"2**40": 2**40, "2**63": 2**63, "all bits": 2**64 - 1}.items():
         extra = struct.pack("<2H2Q", 1, 16, size, size)
         fields: dict[str, int | bytes] = {"size": 0xFFFFFFFF, "stored": 0xFFFFFFFF, "extra": extra}
-        bad = changed(WEIGHTS, lambda p, fields=fields: _set(p, central=dict(fields), local=dict(fields)))
+        bad = changed(WEIGHTS, lambda p, fields=fields: set_fields(p, central=dict(fields), local=dict(fields)))
         yield Bad(f"zip64 size: {what}", "open", reaches, bad)
     for what, header in {"2**40": 2**40, "2**63": 2**63, "all bits": 2**64 - 1}.items():
         extra = struct.pack("<2HQ", 1, 8, header)
         fields = {"header": 0xFFFFFFFF, "extra": extra}
-        bad = changed(WEIGHTS, lambda p, fields=fields: _set(p, central=dict(fields)))
+        bad = changed(WEIGHTS, lambda p, fields=fields: set_fields(p, central=dict(fields)))
         yield Bad(f"zip64 place: {what}", "open", "no local header", bad)
     yield Bad(
         "size at the limit without a zip64 field",
         "open",
         "",
-        changed(WEIGHTS, lambda p: _set(p, central=both(0xFFFFFFFF))),
+        changed(WEIGHTS, lambda p: set_fields(p, central=both(0xFFFFFFFF))),
     )
     parts = sound()
     golden = find(parts, GOLDEN)
@@ -386,7 +304,7 @@ def _manifests() -> Iterator[Bad]:
     document = json.loads(find(sound(), MANIFEST).data)
 
     def raw(text: bytes) -> bytes:
-        return changed(MANIFEST, lambda p: _set(p, data=text))
+        return changed(MANIFEST, lambda p: set_fields(p, data=text))
 
     text = json.dumps(document).encode()
     for what, data, error in (
@@ -449,7 +367,7 @@ def _digests() -> Iterator[Bad]:
     wrong: dict[str, int | bytes] = {"crc": 1}
     for name in (WEIGHTS, MANIFEST):
         path = name.removeprefix(TOP).decode()
-        bad = changed(name, lambda p: _set(p, local=dict(wrong), central=dict(wrong)))
+        bad = changed(name, lambda p: set_fields(p, local=dict(wrong), central=dict(wrong)))
         yield Bad(f"CRC wrong: {path.rpartition('/')[2]}", "crc", f"`{path}` does not have the CRC-32", bad)
 
 

@@ -13,8 +13,8 @@ from mctl.bundle_format import contents, kinds, summary
 from mctl.bundle_format.archive import Archive
 from mctl.bundle_format.errors import BundleError
 
-from .bad_bundles import GOLDEN, MANIFEST, WEIGHTS, changed, find, holding, sound
 from .rawzip import pack
+from .sound import GOLDEN, MANIFEST, WEIGHTS, changed, find, holding, sound
 
 ROUNDS = 250
 WHOLE = pack(sound())
