@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml
 	rm -f $(VENV)/.mctl-torch-*
 	touch $@
 
+native: env
+	$(BIN)/python -c "from mctl.runner.native import find_runner; print(find_runner(print))"
+
 demo: env native
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash samples/demo.sh build/demo
 
