@@ -15,7 +15,8 @@ constexpr std::size_t kKeptBuffer = 256 << 10;  // a larger one is given back af
 constexpr std::size_t kSlack = 4 << 10;         // room to see the next request, or the end, while one is served
 constexpr std::size_t kSmall = 64 << 10;        // requests that are not counted in Shared::held
 constexpr std::size_t kSlowest = 64 << 10;      // bytes/s that earn a sender or reader more time
-constexpr std::chrono::seconds kLinger{2};
+constexpr std::chrono::seconds kLinger{2};      // after its last byte, for a client that sends on after an answer
+constexpr std::chrono::seconds kLongestLinger{30};
 
 }  // namespace
 
@@ -61,7 +62,6 @@ void Connection::wait() {
 void Connection::on_readable(error_code ec) {
   waiting_ = false;
   if (state_ == State::closed) return;
-  if (state_ == State::lingering) filled_ = 0;
   std::size_t count = 0;
   if (!ec) count = socket_.read_some(asio::buffer(buffer_.get() + filled_, capacity_ - filled_), ec);
   if (ec == asio::error::would_block) return wait();
@@ -69,6 +69,10 @@ void Connection::on_readable(error_code ec) {
 }
 
 void Connection::on_data(std::size_t count) {
+  if (state_ == State::lingering) {
+    deadline_ = std::min(Clock::now() + kLinger, begun_ + kLongestLinger);
+    return wait();
+  }
   if (state_ != State::reading) {
     filled_ += count;
     return wait();
@@ -233,6 +237,7 @@ void Connection::linger() {
   state_ = State::lingering;
   deadline_ = Clock::now() + kLinger;
   filled_ = 0;
+  grow(kSmall);
   wait();
 }
 

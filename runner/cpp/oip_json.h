@@ -21,7 +21,7 @@ struct JsonInput {
   std::optional<std::vector<std::int64_t>> shape;
   std::optional<std::uint64_t> binary_size;
   bool has_data = false;
-  std::vector<std::byte> data;
+  std::vector<std::byte> data;        // of `count` elements or fewer: what is over the limit is not kept
   std::vector<std::int64_t> lengths;  // of the nested lists of `data`, the outermost first
   std::size_t count = 0;              // elements of `data`
 };
@@ -41,7 +41,7 @@ struct InferJson {
 };
 
 // Code::invalid for what is malformed; Code::unimplemented for extensions that are not there. `limit` is the most
-// elements of one tensor.
+// elements of one tensor that are kept.
 Result<InferJson> parse_infer_json(std::string_view text, std::size_t limit);
 
 }  // namespace mctl

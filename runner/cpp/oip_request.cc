@@ -92,7 +92,8 @@ Result<InferRequest::Input> take_input(const Contract& contract, JsonInput& from
   } else {
     if (!from.has_data) return invalid("input '" + input.name + "' has no data");
     if (auto fits = check_nesting(input.name, from, *count); !fits) return fits.error();
-    from.data.resize(*count * item_size(input.dtype));
+    const std::size_t bytes = *count * item_size(input.dtype);
+    from.data.resize(bytes <= from.data.size() ? bytes : 0);
     input.parsed = std::move(from.data);
     input.data = input.parsed;
   }

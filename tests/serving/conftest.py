@@ -1,0 +1,30 @@
+"""Servers over the samples' bundles, and the numbers that eager torch gives."""
+
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from .server import Server
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+Mlp = Callable[[np.ndarray], np.ndarray]
+
+
+@pytest.fixture(scope="session")
+def mlp() -> Mlp:
+    """The MLP by eager torch, with the weights that its bundle has."""
+    torch.manual_seed(0)  # the default of `mctl export --seed`
+    model = runpy.run_path(str(SAMPLES / "mlp.py"))["model"]().eval().requires_grad_(False)
+    return lambda x: model(torch.from_numpy(x)).numpy()
+
+
+@pytest.fixture(scope="module")
+def server(mlp_bundle: Path) -> Iterator[Server]:
+    """A server of the MLP with the default settings."""
+    with Server(mlp_bundle) as running:
+        yield running
