@@ -125,7 +125,10 @@ class _Flat:
 
 
 def _watch(trace: Trace, tensors: Tensors) -> None:
-    """Remembers torch's symbols, and makes its guards remember the line of the user's code that they come from."""
+    """Remembers torch's symbols, and makes its guards remember the line of the user's code that they come from.
+
+    torch 2.13 fills that line in strict mode only.
+    """
     for name, tensor in tensors.items():
         for size, axis in zip(tensor.shape, trace.shapes[name], strict=True):
             if isinstance(axis, str) and isinstance(size, torch.SymInt):
@@ -133,8 +136,8 @@ def _watch(trace: Trace, tensors: Tensors) -> None:
                 dim = next(dim for dim in trace.dims if dim.name == axis)
                 trace.symbols |= dict.fromkeys(expression.free_symbols, dim)
                 trace.env = size.node.shape_env
-    if trace.env is not None and "_get_sloc" not in vars(trace.env):
-        locate = trace.env._get_sloc  # torch 2.13 fills the user's line in strict mode only
+    locate = getattr(trace.env, "_get_sloc", None)  # without it, errors about sizes are told without a line
+    if locate is not None and "_get_sloc" not in vars(trace.env):
 
         def located(*args: Any) -> Any:
             place = locate(*args)

@@ -15,6 +15,7 @@ from .golden import Case, case_name, case_points
 from .limits import explain_sizes, find_working
 from .naming import Tensors
 from .running import Run, call_model, run_model
+from .usercode import quiet
 
 MAX_BYTES = 32 << 20  # of all golden cases together
 MAX_CASE_BYTES = 256 << 20  # of the inputs of one case
@@ -42,7 +43,8 @@ class Cases:
 
     def run(self, sizes: Mapping[str, int]) -> Case:
         inputs = self.inputs(sizes)
-        return Case(case_name(sizes), dict(sizes), inputs, self.bind(self.models())(inputs))
+        with quiet():
+            return Case(case_name(sizes), dict(sizes), inputs, self.bind(self.models())(inputs))
 
     def all(self) -> Iterator[Case]:
         """The case that was traced, then the others, the smallest first.

@@ -201,7 +201,8 @@ def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
     """Compares program and eager at every case, and over several calls in a row."""
     proven = _Proven([], {})
     if not traced.contract.random:
-        prove_steady(cases.models, cases.bind, cases.inputs(cases.declared.sizes))
+        with quiet():
+            prove_steady(cases.models, cases.bind, cases.inputs(cases.declared.sizes))
     for case in cases.all():
         progress(f"comparing the program with the model at {case.name}")
         with quiet():

@@ -60,7 +60,7 @@ def _compare(
     same = (got == wanted) | (got.isnan() & wanted.isnan()) if got.is_floating_point() else got == wanted
     error = torch.where(same, 0.0, (got.double() - wanted.double()).abs())
     worst = float(error.max())
-    close = bool((error <= tolerance.atol + tolerance.rtol * wanted.double().abs()).all())
+    close = bool((same | (error <= tolerance.atol + tolerance.rtol * wanted.double().abs())).all())
     return "" if close else f"is off by {worst:.3g}", worst
 
 

@@ -11,6 +11,7 @@ from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueD
 
 from mctl.bundle_format.contract import Dim, evaluate
 from mctl.bundle_format.errors import ExportError
+from mctl.export import expressions
 from mctl.export.expressions import axis_of
 
 S, T = sympy.symbols("s0 s1", integer=True, positive=True)
@@ -96,3 +97,11 @@ def test_the_refusal_names_the_dims() -> None:
 def test_a_size_that_depends_on_values() -> None:
     with pytest.raises(ExportError, match="depends on the values of a tensor"):
         axis(sympy.Symbol("u0", integer=True) + S)
+
+
+def test_a_text_that_says_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text is evaluated and compared, so that a mistake in writing it is no wrong contract."""
+    monkeypatch.setattr(expressions, "_text", lambda expression, symbols: ("seq", 2))
+    assert axis(S) == "seq"
+    with pytest.raises(ExportError, match="which a contract cannot say"):
+        axis(S + FloorDiv(S, 512))  # equal to `seq` but for the largest size
