@@ -15,6 +15,7 @@ from . import console
 from .build import build
 from .compile import compile
 from .config import Configured
+from .doctor import doctor
 from .export import export
 from .inspect import inspect
 from .parity import parity
@@ -53,6 +54,7 @@ app.command()(inspect)
 app.command()(verify)
 app.command()(run)
 app.command()(serve)
+app.command()(doctor)
 
 
 def main() -> None:

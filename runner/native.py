@@ -62,20 +62,32 @@ def become(start: Start) -> NoReturn:
 
 def find_runner(say: Say = lambda _: None) -> Path:
     """The binary: a wheel carries it, a checkout builds it when it is missing or older than its sources. HostError."""
-    if INSTALLED.is_file():
-        return INSTALLED
-    if not (CHECKOUT / "pyproject.toml").is_file() or not SOURCES.is_dir():
+    if ready := current_runner():
+        return ready
+    if not is_checkout():
         raise HostError("this installation of mctl has no `mctl-runner`", "install a wheel of mctl for Linux")
     import fcntl  # there is none on Windows
 
     built = CHECKOUT / "build" / "native" / "mctl-runner"
-    if not _is_current(built):
-        built.parent.mkdir(parents=True, exist_ok=True)
-        with (built.parent.parent / "native.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_current(built):  # another process may have built it meanwhile
-                _build(built, say)
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with (built.parent.parent / "native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_current(built):  # another process may have built it meanwhile
+            _build(built, say)
     return built
+
+
+def current_runner() -> Path | None:
+    """The binary, if it is there and not older than its sources."""
+    built = CHECKOUT / "build" / "native" / "mctl-runner"
+    if INSTALLED.is_file():
+        return INSTALLED
+    return built if is_checkout() and _is_current(built) else None
+
+
+def is_checkout() -> bool:
+    """Whether the runner can be built from the sources beside this file."""
+    return (CHECKOUT / "pyproject.toml").is_file() and SOURCES.is_dir()
 
 
 def find_libtorch(named: Path | None = None) -> Path:
