@@ -1,0 +1,85 @@
+"""The wheel's one part that is not Python: mctl-runner, built by CMake. Editable installs build it on first use."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+SERVES = sys.platform == "linux"  # elsewhere there is nothing to build
+
+
+class BuildRunner(Command):
+    """Builds and strips runner/bin/mctl-runner."""
+
+    description = "build mctl-runner with CMake"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
+    editable_mode = False
+    build_lib: str | None
+    build_temp: str | None
+
+    def initialize_options(self) -> None:
+        self.build_lib = self.build_temp = None
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
+
+    def run(self) -> None:
+        if self.editable_mode or not SERVES:
+            return
+        folder = Path(self.build_temp or "build", "runner")
+        settings = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DPYTHON={sys.executable}"]
+        _run("cmake", "-S", HERE / "runner" / "cpp", "-B", folder, *settings)
+        _run("cmake", "--build", folder, "--target", "mctl-runner")
+        _run("cmake", "--install", folder, "--strip", "--prefix", self._binary().parent)
+
+    def get_source_files(self) -> list[str]:
+        return [str(path.relative_to(HERE)) for path in sorted((HERE / "runner" / "cpp").rglob("*.*"))]
+
+    def get_outputs(self) -> list[str]:
+        return [] if self.editable_mode or not SERVES else [str(self._binary())]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def _binary(self) -> Path:
+        return Path(self.build_lib or "build", "mctl", "runner", "bin", "mctl-runner")
+
+
+class Modules(build_py):
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """The modules of a package; this file lies beside those of the root, and is none."""
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if Path(module[2]).resolve() != Path(__file__).resolve()]
+
+
+class Build(build):
+    sub_commands: ClassVar = [*build.sub_commands, ("build_runner", None)]
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python of a platform: the binary links neither Python nor torch."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        tag = super().get_tag()
+        return ("py3", "none", tag[2]) if SERVES else tag
+
+
+class PlatformDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return SERVES
+
+
+def _run(*words: str | Path) -> None:
+    subprocess.run([str(word) for word in words], check=True)
+
+
+setup(
+    distclass=PlatformDistribution,
+    cmdclass={"build": Build, "build_py": Modules, "build_runner": BuildRunner, "bdist_wheel": PlatformWheel},
+)
