@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import UsageError
 from ..bundle_format.manifest import Tolerance
 from . import progress, verdict
@@ -36,6 +37,8 @@ def parity(
     Without --against it is compared with the cases that export stored. Exit code 1 if it is another model.
     """
     tolerances = parse_tolerances(tolerance)
+    with open_bundle(bundle):  # what is no bundle is said before torch is imported
+        pass
     from ..parity.check import check_bundle
 
     with progress.shown() as say:

@@ -22,10 +22,12 @@ ADVICE: dict[Verdict, str] = {
     " widened with `--tolerance OUTPUT=RTOL,ATOL`",
     "random": "export with `--allow-random` if the model is meant to draw random numbers, else put it in eval mode",
     "stateful": "register what changes between calls as a buffer and export again, so that the state is declared",
-    "eager-raises-compiled-returns": "declare the values that the model takes with `--range INPUT=LOW:HIGH` at export",
+    "eager-raises-compiled-returns": "declare the values that the model takes with `--range INPUT=LOW:HIGH` at export:"
+    " compiled code does not check them",
     "compiled-raises": "export again with `--dim` ranges that the model supports",
-    "crash": "compile again with another `--inductor` setting, and declare value ranges with `--range` at export",
+    "crash": "compile again with another `--inductor` setting",
 }
+UNDECLARED = ("/below", "/above")  # cases with integers that only a declared range would refuse
 ADVICE_BY_CHECK: dict[Check, str] = {
     "rows": "serve it without batching: export with `--batch-dim none`",
     "padding": "export without `--pad` for these inputs, or let the model ignore what is padded",
@@ -56,7 +58,10 @@ class Result(Strict, frozen=True):
 
     @property
     def advice(self) -> str:
-        return "" if self.verdict == "pass" else ADVICE_BY_CHECK.get(self.check) or ADVICE[self.verdict]
+        """What to do about a failure."""
+        if self.case.endswith(UNDECLARED):
+            return ADVICE["eager-raises-compiled-returns"]
+        return ADVICE_BY_CHECK.get(self.check) or ADVICE[self.verdict]
 
 
 class Summary(Strict, frozen=True):

@@ -201,14 +201,15 @@ class Compiled:
         raise RaisedError(answer.error)
 
     def _last_words(self) -> str:
-        """How the child ended, with the last line that it wrote."""
+        """How the child ended, with what it said: an exception's text, or its last line."""
         assert self._process is not None
         code = self._process.wait()
         self._chatter.seek(0)
-        lines = self._chatter.read().decode(errors="replace").strip().splitlines()
+        lines = [line.strip() for line in self._chatter.read().decode(errors="replace").splitlines() if line.strip()]
         self._stop()
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"the process {ended}" + (f": {lines[-1][:300]}" if lines else "")
+        said = next((line.partition("what():")[2].strip() for line in lines if "what():" in line), lines and lines[-1])
+        return f"the process {ended}" + (f": {said[:300]}" if said else "")
 
     def _stop(self) -> None:
         if self._process is None:

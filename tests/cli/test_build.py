@@ -1,0 +1,156 @@
+"""`mctl build`: one gate, one report; options from a file, the command line winning."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+
+from mctl.bundle_format.archive import open_bundle
+from mctl.bundle_format.errors import UsageError
+from mctl.cli import config
+from mctl.parity.check import check_bundle
+
+from ..parity.faults import with_weights
+
+Run = Callable[..., "CompletedProcess[str]"]
+
+# A bf16 network (fine: it only rounds) and a softmax over the batch (so that rows cannot be joined).
+MODEL = """
+import torch
+from torch import nn
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).bfloat16()
+
+    def forward(self, x):
+        logits = self.net(x)
+        return {"logits": logits, "share": torch.softmax(logits.float(), dim=0)}
+
+model = Mixed
+example_inputs = (torch.randn(3, 16, dtype=torch.bfloat16),)
+"""
+CONFIG = """
+[tool.other]
+dim = 3
+
+[tool.mctl]
+model = "model.py"
+dim = "batch=1:8"
+name = "from-the-file"
+model-version = 7
+html = "report.html"
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, run_mctl: Run) -> tuple[Path, "CompletedProcess[str]"]:
+    folder = tmp_path_factory.mktemp("build with ünïcode")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "pyproject.toml").write_text(CONFIG)
+    return folder, run_mctl("build", "--name", "from-the-command", "-o", "made.pt2", "--json", cwd=folder)
+
+
+def test_what_it_makes(built: tuple[Path, "CompletedProcess[str]"]) -> None:
+    folder, done = built
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir() if path.suffix != "") == [
+        *("made.pt2", "model.py", "pyproject.toml", "report.html"),
+    ]
+    with open_bundle(folder / "made.pt2") as archive:
+        manifest = archive.manifest
+        report = json.loads(archive.read("extra/mctl/report.json"))
+    assert (manifest.name, manifest.version, manifest.parity) == ("from-the-command", "7", "pass")
+    assert report["reference"] == "live eager of model.py:model"
+    told = json.loads(done.stdout)
+    assert told["ok"] is True and told["path"] == "made.pt2" and told["parity"]["verdict"] == "pass"
+
+
+def test_rows_that_depend_on_each_other_are_not_batched(built: tuple[Path, "CompletedProcess[str]"]) -> None:
+    with open_bundle(built[0] / "made.pt2") as archive:
+        contract, buckets, notes = archive.manifest.contract, archive.manifest.buckets, archive.manifest.notes
+    assert contract.batch_dim is None and "batch" not in buckets
+    assert "rows of a batch depend on each other" in contract.batch_note
+    assert any("not batchable" in note for note in notes)
+
+
+def test_bf16_that_is_fine_and_that_is_not(built: tuple[Path, "CompletedProcess[str]"], tmp_path: Path) -> None:
+    def coarsen(name: str, tensor: torch.Tensor) -> None:
+        if tensor.dtype is torch.bfloat16:
+            tensor.mul_(1.04)
+
+    good = built[0] / "made.pt2"
+    assert check_bundle(good).verdict == "pass"
+    assert check_bundle(with_weights(good, tmp_path / "coarse.pt2", coarsen)).verdict == "differs"
+
+
+def test_an_unknown_key_in_the_file(tmp_path: Path, run_mctl: Run) -> None:
+    (tmp_path / "mctl.toml").write_text('modle = "model.py"')
+    done = run_mctl("build", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: `mctl.toml`: unknown key `modle`"
+    assert "did you mean `model`?" in done.stderr
+
+
+def test_the_model_is_asked_for(tmp_path: Path, run_mctl: Run) -> None:
+    done = run_mctl("build", cwd=tmp_path)
+    assert done.returncode == 2 and "MODEL.py" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_said_at_once(tmp_path: Path, run_mctl: Run) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    done = run_mctl("build", "model.py", "--dim", "batch=1:8", "-o", "nowhere/made.pt2", cwd=tmp_path)
+    assert done.returncode == 2 and "error: cannot write `nowhere/made.pt2`: there is no folder" in done.stderr
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+KNOWN = {"dim": True, "model_version": False, "name": False, "allow_random": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        ('dim = "batch=1:8"', {"dim": ["batch=1:8"]}),
+        ('dim = ["a=1:8", "b=1:2"]', {"dim": ["a=1:8", "b=1:2"]}),
+        ("model-version = 3", {"model_version": "3"}),
+        ("model_version = '3'", {"model_version": "3"}),
+        ("allow-random = true", {"allow_random": True}),
+    ],
+)
+def test_values(tmp_path: Path, text: str, options: dict[str, object]) -> None:
+    (tmp_path / "mctl.toml").write_text(text)
+    assert config.load(tmp_path, KNOWN) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dims = 3", "`mctl.toml`: unknown key `dims`"),
+        ("name = ['a', 'b']", "`mctl.toml`: `name` takes one value, not a list"),
+        ("name = {a = 1}", "`mctl.toml`: `name` is neither text, a number, true or false, nor a list of those"),
+        ("name = ", "cannot read `mctl.toml`: "),
+        ("name = '\\xff'", "cannot read `mctl.toml`: "),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mctl.toml").write_bytes(text.encode().replace(b"\\xff", b"\xff"))
+    with pytest.raises(UsageError) as caught:
+        config.load(tmp_path, KNOWN)
+    assert caught.value.message.startswith(message)
+
+
+def test_mctl_toml_wins_and_other_tables_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.mctl]\nname = "pyproject"\n')
+    assert config.load(tmp_path, KNOWN) == {"name": "pyproject"}
+    (tmp_path / "mctl.toml").write_text('name = "own"')
+    assert config.load(tmp_path, KNOWN) == {"name": "own"}
+    (tmp_path / "mctl.toml").unlink()
+    (tmp_path / "pyproject.toml").write_text("[tool]\nmctl = 3\n")
+    with pytest.raises(UsageError, match="is no table"):
+        config.load(tmp_path, KNOWN)

@@ -1,0 +1,75 @@
+"""`mctl parity` as a process: exit code, stdout, stderr, the files it writes, and what a CI sees."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from ..parity.faults import with_weights
+
+Run = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def bad_bundle(mlp_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def negate(name: str, tensor: torch.Tensor) -> None:
+        tensor.neg_()
+
+    return with_weights(mlp_bundle, tmp_path_factory.mktemp("bad") / "bad.pt2", negate)
+
+
+def test_a_good_bundle_against_its_model(mlp_bundle: Path, run_mctl: Run, tmp_path: Path) -> None:
+    files = {"--junit": tmp_path / "r.xml", "--report": tmp_path / "r.json", "--html": tmp_path / "r.html"}
+    options = [word for pair in files.items() for word in pair]
+    done = run_mctl("parity", mlp_bundle, "--against", "samples/mlp.py", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["schema"] == "mctl.parity/1" and told["ok"] is True and told["verdict"] == "pass"
+    assert told["reference"] == "live eager of mlp.py:model" and told["fp64"].startswith("used")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("pass: mlp 1 is the eager model: ")
+    assert json.loads(files["--report"].read_bytes()) == told
+    assert ElementTree.parse(files["--junit"]).getroot().get("failures") == "0"
+    assert files["--html"].read_text().startswith("<!doctype html>")
+
+
+def test_a_bad_bundle_in_github_actions(bad_bundle: Path, run_mctl: Run, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    env = os.environ | {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    done = run_mctl("parity", bad_bundle, env=env)
+    assert done.returncode == 1 and done.stdout == ""
+    annotations = [line for line in done.stderr.splitlines() if line.startswith("::error::")]
+    assert annotations and annotations[0].startswith("::error::parity: differs in batch=1: output 'output': off by ")
+    assert "%0Ato do: " in annotations[0]
+    assert "differs: mlp 1 is not the eager model" in done.stderr
+    assert summary.read_text().startswith("### ❌ Parity: differs: mlp 1 is not the eager model")
+
+
+def test_a_tolerance_of_the_user_decides(bad_bundle: Path, run_mctl: Run) -> None:
+    done = run_mctl("parity", bad_bundle, "--tolerance", "output=0,100")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["--tolerance", "output=1"], "`--tolerance output=1` is not understood", "--tolerance logits=1e-3,1e-5"),
+        (["--tolerance", "output=-1,0"], "`--tolerance output=-1,0` is not understood", ""),
+        (["--tolerance", "logits=1,0"], "there is no output `logits`", "the model gives `output`"),
+        (["--against", "nowhere.py"], "there is no file `nowhere.py`", ""),
+    ],
+)
+def test_wrong_usage(mlp_bundle: Path, run_mctl: Run, arguments: list[str], error: str, hint: str) -> None:
+    done = run_mctl("parity", mlp_bundle, *arguments)
+    assert done.returncode == 2
+    assert f"error: {error}" in done.stderr and hint in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_program_is_not_a_bundle(mlp_program: Path, run_mctl: Run) -> None:
+    done = run_mctl("parity", mlp_program)
+    assert done.returncode == 1 and "not a bundle" in done.stderr and "mctl compile" in done.stderr
