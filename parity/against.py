@@ -52,7 +52,7 @@ def _one(subject: Subject, case: Case, budget: Budget) -> Result:
         got = subject.call(inputs)
         wanted = attempt(subject.truth.reference, inputs) if subject.truth else None
         found = subject.judge(inputs, got, wanted) if wanted else _alone(subject, case, got)
-        budget.record(case.dims, time.monotonic() - start, subject.compiled.peak - subject.compiled.base)
+        subject.spend(budget, case.dims, time.monotonic() - start)
         if found.verdict != "pass":
             break
     return _result("values", case.name, found, got)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from ..export.raw import bytes_of
 from . import batching, judge
 from .budget import Budget
 from .cases import Case
@@ -64,9 +64,8 @@ def _changed(before: Tensors, after: Tensors) -> str:
 
 def _same(left: Tensor, right: Tensor) -> bool:
     """Bit by bit (NaN equals NaN), or but for roundings: threads may add up in another order."""
-    flat = [tensor.contiguous().flatten().view(torch.uint8) for tensor in (left, right)]
     return left.shape == right.shape and (
-        bool(torch.equal(*flat)) or (judge.has_floor(left, right) and judge.agrees_to_the_floor(left, right))
+        bytes_of(left) == bytes_of(right) or (judge.has_floor(left, right) and judge.agrees_to_the_floor(left, right))
     )
 
 
@@ -99,7 +98,7 @@ def _rows_at(subject: Subject, dims: dict[str, int], single: Tensors, alone: Out
         for together in [places] if fill == "others" else [[place] for place in places]:
             got = subject.call(batching.with_row(contract, others, single, together))
             if isinstance(got, Returned):
-                budget.record(dims, got.seconds, 0)
+                subject.spend(budget, dims, got.seconds)
             for place in together:
                 cut = _cut(got, partial(batching.output_row, contract, index=place))
                 results.append(_consistent(subject, "rows", f"row {place} of {size} beside {fill}", cut, wanted))
@@ -133,7 +132,7 @@ def padding(subject: Subject, dim: str, progress: Progress) -> list[Result]:
             wanted = subject.call(inputs)
             got = subject.call(batching.pad(contract, inputs, dim, size))
             if isinstance(got, Returned):
-                budget.record({**real, dim: size}, got.seconds, 0)
+                subject.spend(budget, {**real, dim: size}, got.seconds)
             cut = _cut(got, partial(batching.cut, contract, dims=real))
             results.append(_consistent(subject, "padding", name, cut, wanted))
     return results

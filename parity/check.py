@@ -12,8 +12,8 @@ from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.golden import load_golden
 from . import against as beside
 from . import apart, batching
-from .report import SCHEMA, Report, Result, overall
-from .runs import Compiled
+from .report import SCHEMA, Report, Result, Verdict, fair_tolerances, overall
+from .runs import Compiled, CrashError, RaisedError
 from .subject import Subject
 from .truth import Truth, live
 
@@ -54,15 +54,12 @@ def examine(
     """All checks. With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure."""
     start = time.monotonic()
     manifest = archive.manifest
-    compiled.wait()
     subject = Subject(manifest, compiled, truth, load_golden(archive), tolerance or {}, seed)
-    results = run_checks(subject, progress)
+    unloaded = _load(compiled)
+    results = [unloaded] if unloaded else run_checks(subject, progress)
     batchable = all(result.verdict == "pass" for result in results if result.check == "rows")
     if find_batching:
-        results = [
-            msgspec.structs.replace(r, counts=False) if r.verdict == "differs" and r.check == "rows" else r
-            for r in results
-        ]
+        results = [_found(result) if result.check == "rows" else result for result in results]
     verdict = overall(results)
     return Report(
         schema=SCHEMA,
@@ -82,7 +79,17 @@ def examine(
     )
 
 
-def _found_only(result: Result) -> Result:
+def _load(compiled: Compiled) -> Result | None:
+    """Waits for the child; what became of it, if the bundle kills or fails it."""
+    try:
+        compiled.wait()
+    except (CrashError, RaisedError) as error:
+        verdict: Verdict = "crash" if isinstance(error, CrashError) else "compiled-raises"
+        return Result(check="load", case="load", verdict=verdict, detail=str(error))
+    return None
+
+
+def _found(result: Result) -> Result:
     return msgspec.structs.replace(result, counts=result.verdict != "differs")
 
 
@@ -97,6 +104,7 @@ def run_checks(subject: Subject, progress: Progress) -> list[Result]:
             results[-1] = msgspec.structs.replace(repeated, counts=not contract.random)
     results += beside.stored_cases(subject, progress)
     results += beside.sweep(subject, progress)
+    subject.wider = fair_tolerances(results)
     if contract.state or subject.random:  # neither of them gives the same answer twice
         return results
     if contract.batch_dim:

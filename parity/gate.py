@@ -17,8 +17,7 @@ from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.program import ExportReport, ExportRequest, export_model, load_program
 from .check import Progress, examine
-from .judge import Comparison
-from .report import Report, to_json
+from .report import Report, fair_tolerances, to_json
 from .runs import Compiled
 from .truth import Truth, exported, live
 
@@ -161,7 +160,7 @@ def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance])
         contract = msgspec.structs.replace(contract, batch_dim=None, batch_note=NOT_APART)
         notes.append(f"not batchable: {NOT_APART}")
     tolerances = {**manifest.tolerances, **given}
-    for name, wider in _wider(report).items():
+    for name, wider in fair_tolerances(report.results).items():
         tolerances[name] = wider
         notes.append(f"tolerance of `{name}` is {wider.rtol:.1e},{wider.atol:.1e}: eager itself is that far from fp64")
     return msgspec.structs.replace(
@@ -172,20 +171,3 @@ def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance])
         notes=tuple(notes),
         parity="skipped" if report.verdict == "random" else "pass",
     )
-
-
-def _wider(report: Report) -> dict[str, Tolerance]:
-    """Twice what the stored cases needed, where that is more than the manifest allows and was found to be fair."""
-    found: dict[str, Tolerance] = {}
-    for result in report.results:
-        for comparison in result.outputs if result.check == "golden" else ():
-            if _exceeds(comparison) and comparison.needed is not None:
-                rtol, atol = 2 * comparison.needed.rtol, 2 * comparison.needed.atol
-                before = found.get(comparison.output, Tolerance(rtol=0.0, atol=0.0))
-                found[comparison.output] = Tolerance(rtol=max(rtol, before.rtol), atol=max(atol, before.atol))
-    return found
-
-
-def _exceeds(comparison: Comparison) -> bool:
-    needed, allowed = comparison.needed, comparison.tolerance
-    return comparison.ok and needed is not None and allowed is not None and needed.rtol > allowed.rtol

@@ -11,7 +11,7 @@ from ..bundle_format.manifest import Tolerance
 from .judge import Comparison
 
 Verdict = Literal["pass", "differs", "random", "stateful", "eager-raises-compiled-returns", "compiled-raises", "crash"]
-Check = Literal["golden", "values", "repeat", "rows", "padding"]
+Check = Literal["load", "golden", "values", "repeat", "rows", "padding"]
 
 SCHEMA = "mctl.parity/1"
 SEVERITY: tuple[Verdict, ...] = (
@@ -33,6 +33,7 @@ ADVICE_BY_CHECK: dict[Check, str] = {
     "padding": "export without `--pad` for these inputs, or let the model ignore what is padded",
 }
 TITLES: dict[Check, str] = {
+    "load": "loading",
     "golden": "stored cases of eager",
     "values": "sizes and values",
     "repeat": "calls in a row",
@@ -152,6 +153,27 @@ def headline(report: Report) -> str:
     if report.ok and report.verdict == "random":
         is_it = "draws random numbers: only shapes and dtypes were compared"
     return f"{report.verdict}: {report.model} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
+
+
+def fair_tolerances(results: Iterable[Result]) -> dict[str, Tolerance]:
+    """Twice what outputs needed in ordinary cases, where that is more than the manifest allows and was found fair."""
+    found: dict[str, Tolerance] = {}
+    for result in results:
+        ordinary = result.check == "golden" or result.case.endswith("/normal")
+        for comparison in result.outputs if ordinary else ():
+            if (needed := _fairly_needed(comparison)) is not None:
+                before = found.get(comparison.output, needed)
+                found[comparison.output] = Tolerance(
+                    rtol=max(2 * needed.rtol, before.rtol), atol=max(2 * needed.atol, before.atol)
+                )
+    return found
+
+
+def _fairly_needed(comparison: Comparison) -> Tolerance | None:
+    needed, allowed = comparison.needed, comparison.tolerance
+    if not comparison.ok or needed is None or allowed is None or needed.rtol <= allowed.rtol:
+        return None
+    return needed
 
 
 OUTPUT_COLUMNS = (

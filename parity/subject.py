@@ -43,6 +43,7 @@ class Subject:
     fp64: str = ""  # what became of the fp64 reference
     crashes: int = 0
     left_out: list[str] = field(default_factory=list)
+    wider: Mapping[str, Tolerance] = field(default_factory=dict)  # in the place of the manifest's, where that is fair
     spans: dict[str, tuple[int, int]] = field(init=False)
     middle: dict[str, int] = field(init=False)  # example sizes: small, and of no special size
 
@@ -63,6 +64,10 @@ class Subject:
         self.crashes += isinstance(outcome, Crashed)
         return outcome
 
+    def spend(self, budget: Budget, dims: Mapping[str, int], seconds: float) -> None:
+        """A call of these sizes was made."""
+        budget.record(dims, seconds, self.compiled.peak - self.compiled.base)
+
     def affordable(self, budget: Budget, dims: Mapping[str, int], what: str) -> bool:
         """Whether a call of these sizes may be made; if not, `left_out` says why."""
         reason = budget.refuse(dims)
@@ -81,7 +86,7 @@ class Subject:
                 name,
                 self._comparable(got[name], wanted[name]),
                 wanted[name],
-                tolerance=self.given.get(name) or self.manifest.tolerances.get(name),
+                tolerance=self.given.get(name) or self.wider.get(name) or self.manifest.tolerances.get(name),
                 strict=name in self.given,
                 slack=slack,
                 reference=None if reference is None else reference.get(name),

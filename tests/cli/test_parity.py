@@ -1,7 +1,12 @@
 """`mctl parity` as a process: exit code, stdout, stderr, the files it writes, and what a CI sees."""
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -73,3 +78,24 @@ def test_wrong_usage(mlp_bundle: Path, run_mctl: Run, arguments: list[str], erro
 def test_a_program_is_not_a_bundle(mlp_program: Path, run_mctl: Run) -> None:
     done = run_mctl("parity", mlp_program)
     assert done.returncode == 1 and "not a bundle" in done.stderr and "mctl compile" in done.stderr
+
+
+def test_ctrl_c_leaves_no_process(mlp_bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mctl.cli.main", "parity", str(mlp_bundle), "--report", str(tmp_path / "r.json")]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    child = _child_of(running.pid)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) == 130 and "Traceback" not in (running.stderr or sys.stderr).read()
+    assert not Path(f"/proc/{child}").exists() and list(tmp_path.iterdir()) == []
+
+
+def _child_of(parent: int) -> int:
+    """The process that the command starts for compiled code."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
+                    return int(status.parent.name)
+        time.sleep(0.02)
+    raise AssertionError("no child was started")

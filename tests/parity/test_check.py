@@ -9,7 +9,7 @@ from torch import nn
 from mctl.bundle_format.contract import Dim, Input, Output, State
 from mctl.export.golden import Case
 from mctl.parity.check import run_checks
-from mctl.parity.report import Result
+from mctl.parity.report import Result, fair_tolerances
 
 from .fakes import BATCH, SEQ, Compiled, Model, Tensors, contract, subject, verdicts
 
@@ -222,6 +222,28 @@ def test_bf16_that_is_fine_and_that_is_not() -> None:
     assert verdicts(checked(the_same(fused), eager, model=model))["values"] == {"pass"}
     coarse = the_same(lambda x: (fused(x).float() * 1.06).bfloat16())
     assert "differs" in verdicts(checked(coarse, eager, model=model))["values"]
+
+
+def test_rows_are_held_to_no_more_than_eager_is_worth() -> None:
+    """bf16 inside, float32 outside: another batch size rounds elsewhere, by more than float32's tolerance."""
+    torch.manual_seed(0)
+    first, second = torch.randn(4, 64) / 2, torch.randn(64, 4) / 8
+
+    def rounding(x: torch.Tensor) -> torch.Tensor:
+        wide = x.double() if x.dtype is torch.float64 else x.bfloat16()
+        return ((wide @ first.to(wide.dtype)) @ second.to(wide.dtype)).to(x.dtype)
+
+    def elsewhere(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            return rounding(x)
+        return ((x.bfloat16().float() @ first.bfloat16().float()) @ second.bfloat16().float()).float()
+
+    results = checked(the_same(elsewhere), lambda: the_same(rounding))
+    assert verdicts(results) == {kind: {"pass"} for kind in ("repeat", "values", "rows")}
+    fair = fair_tolerances(results)["y"]
+    assert 1e-3 < fair.rtol < 1e-1
+    leaking = the_same(lambda x: elsewhere(x) + (0.3 if len(x) > 1 else 0.0))
+    assert "differs" in verdicts(checked(leaking, lambda: leaking))["rows"]
 
 
 def test_what_is_beyond_the_budget_is_left_out_and_said() -> None:

@@ -1,5 +1,8 @@
 """Real compiled code with one fault each: what gets through the gate, and what does not."""
 
+import shutil
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -9,12 +12,16 @@ import torch
 from mctl.aoti.compiler import CompileOptions
 from mctl.bundle_format.archive import open_bundle, open_program, rewrite
 from mctl.bundle_format.contract import Dim, Input, Output
+from mctl.bundle_format.manifest import Tolerance
 from mctl.export.program import ExportRequest, export_model
+from mctl.parity import gate, runs
 from mctl.parity.check import check_bundle
 from mctl.parity.gate import FailedError, compile_checked
-from mctl.parity.report import Report
+from mctl.parity.judge import Comparison
+from mctl.parity.report import Report, Result
 from mctl.parity.truth import live
 
+from .fakes import subject
 from .faults import with_weights
 
 
@@ -152,6 +159,44 @@ def test_a_random_model_is_told_from_one_with_state(loose: FailedError) -> None:
     assert all(result.check != "rows" for result in loose.report.results)
 
 
+def test_a_bundle_that_kills_the_process_that_loads_it(mlp_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "CHILD", (sys.executable, "-c", "import os; os.abort()"))
+    report = check_bundle(mlp_bundle)
+    assert report.verdict == "crash" and [result.check for result in report.results] == ["load"]
+    assert report.failures[0].detail == "the process was killed by SIGABRT"
+
+
+class Staged(nullcontext[None]):
+    """A compiled program that is there already."""
+
+    def __init__(self, bundle: Path) -> None:
+        super().__init__()
+        self.bundle = bundle
+        with open_bundle(bundle) as archive:
+            self.manifest = archive.manifest
+
+    def __enter__(self) -> "Staged":  # type: ignore[override]
+        return self
+
+    def write(self, path: Path) -> None:
+        shutil.copy(self.bundle, path)
+
+
+def test_an_interrupt_leaves_nothing_behind(
+    mlp_bundle: Path, mlp_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(text: str) -> None:
+        seen.append(len(list(tmp_path.iterdir())))
+        if text.startswith("parity: case"):
+            raise KeyboardInterrupt
+
+    seen: list[int] = []
+    monkeypatch.setattr(gate, "compile_program", lambda *_: Staged(mlp_bundle))
+    with pytest.raises(KeyboardInterrupt):
+        compile_checked(mlp_program, tmp_path / "bundle.pt2", CompileOptions(), progress=interrupt)
+    assert 1 in seen and list(tmp_path.iterdir()) == []
+
+
 # --- what gets through -------------------------------------------------------------------------------------------
 
 
@@ -161,6 +206,35 @@ def test_a_good_program_and_its_report(mlp_bundle: Path) -> None:
         assert archive.manifest.parity == "pass" and archive.manifest.contract.batch_dim == "batch"
     assert stored.ok and stored.batchable and stored.reference == "the exported program, run by torch"
     assert {result.check for result in stored.results} == {"golden", "values", "repeat", "rows"}
+
+
+def test_what_parity_found_goes_into_the_manifest() -> None:
+    manifest = subject(lambda inputs: inputs).manifest
+    needed = Tolerance(rtol=0.01, atol=0.001)
+    fair = Comparison(
+        output="y", dtype="float32", shape=(1,), rule="fp64", ok=True, tolerance=manifest.tolerances["y"], needed=needed
+    )
+    result = Result(check="golden", case="batch=1", verdict="pass", outputs=(fair,))
+    fields = {
+        "schema": "",
+        "model": "",
+        "file": "",
+        "digest": "",
+        "reference": "",
+        "fp64": "",
+        "seed": 0,
+        "seconds": 0.0,
+    }
+    report = Report(ok=True, verdict="pass", results=(result,), batchable=False, **fields)  # type: ignore[arg-type]
+    settled = gate._settled(manifest, report, {})
+    assert settled.parity == "pass" and settled.contract.batch_dim is None and settled.buckets == {}
+    assert settled.tolerances == {"y": Tolerance(rtol=0.02, atol=0.002)}  # twice what was needed
+    assert any("tolerance of `y` is 2.0e-02,2.0e-03" in note for note in settled.notes)
+    random = msgspec.structs.replace(report, verdict="random", batchable=None)
+    assert gate._settled(manifest, random, {}).parity == "skipped"  # values were not compared
+    given = {"y": Tolerance(rtol=0.5, atol=0.0)}
+    plain = msgspec.structs.replace(report, results=(), batchable=True)
+    assert gate._settled(manifest, plain, given).tolerances == given
 
 
 def test_state_is_compared_call_by_call(stateful_bundle: Path) -> None:
