@@ -15,6 +15,7 @@ from ..bundle_format.errors import ExportError, MctlError
 from .dims import Shape
 from .usercode import at, describe
 
+_FEW_SIZES = 4096  # so many are looked at one by one
 _MAX_DOUBTFUL = 8  # sizes of one dim
 
 
@@ -194,13 +195,22 @@ def doubtful_sizes(error: Exception, trace: Trace) -> dict[str, list[int]]:
         dim, expression = found
         symbol = sympy.Symbol(dim.name)
         if isinstance(expression, sympy.Ne):
-            solutions = sympy.solve(expression.lhs - expression.rhs, symbol)
-            by_dim.setdefault(dim.name, []).extend(
-                int(size) for size in solutions if size.is_Integer and size > 1 and dim.allows(int(size))
-            )
+            by_dim.setdefault(dim.name, []).extend(_equal_sizes(expression, symbol, dim))
         elif any(expression.subs(symbol, size) == False for size in _some_sizes(dim) if size > 1):  # noqa: E712
             return {}
     return {name: sizes for name, sizes in by_dim.items() if 0 < len(sizes) <= _MAX_DOUBTFUL}
+
+
+def _equal_sizes(expression: sympy.Ne, symbol: sympy.Symbol, dim: Dim) -> list[int]:
+    """The sizes from 2 on at which both sides of an inequality are the same after all."""
+    if dim.max - dim.min < _FEW_SIZES:
+        sizes = range(max(dim.min, 2), dim.max + 1)
+        return [size for size in sizes if dim.allows(size) and expression.subs(symbol, size) == False]  # noqa: E712
+    try:
+        solutions = sympy.solve(expression.lhs - expression.rhs, symbol)
+    except NotImplementedError:  # sympy's word for what it cannot solve, a division that rounds down for example
+        return [size for size in _some_sizes(dim) if size > 1 and expression.subs(symbol, size) == False]  # noqa: E712
+    return [int(size) for size in solutions if size.is_Integer and size > 1 and dim.allows(int(size))]
 
 
 def _dim_of(expression: Any, trace: Trace) -> tuple[Dim, Any] | None:

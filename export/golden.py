@@ -10,6 +10,7 @@ from ..bundle_format import layout, manifest, tensors
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Dim
 from .naming import Tensors, dtype_name, dtype_of
+from .raw import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,7 @@ def member_of(case: Case) -> str:
 
 
 def _stored(tensor: torch.Tensor) -> tensors.Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return dtype_name(tensor.dtype), tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy())
+    return dtype_name(tensor.dtype), tuple(tensor.shape), bytes_of(tensor)
 
 
 def case_points(dims: Sequence[Dim]) -> list[dict[str, int]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..bundle_format.errors import ClosedError, DeadlineError, QueueFullError, UsageError
+from ..export.raw import bytes_of
 from . import rows
 from .policy import Request, Settings, decide
 from .session import Prepared, Session
@@ -180,7 +181,7 @@ class DynamicBatcher:
         if self._batch is None or (len(prepared.dims) == 1 and not self._shared):
             return ""
         sizes = [f"{n}={size}" for n, size in self._session.bucket(prepared.dims).items() if n != self._batch]
-        shared = [hashlib.sha256(prepared.tensors[i].view(torch.uint8).numpy()).hexdigest() for i in self._shared]
+        shared = [hashlib.sha256(bytes_of(prepared.tensors[i])).hexdigest() for i in self._shared]
         return ",".join(sizes + shared)
 
     def _enqueue(self, chunks: list["_Chunk"], now: int) -> None:

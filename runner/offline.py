@@ -14,9 +14,10 @@ from ..bundle_format import tensors as safetensors
 from ..bundle_format.contract import TensorInfo, shape_of, signature
 from ..bundle_format.errors import ModelError
 from ..bundle_format.files import atomic
+from ..export.raw import bytes_of
 from . import rows
 from .session import Session
-from .sources import FileSource, MadeSource, Spec, bytes_of, open_sources
+from .sources import FileSource, MadeSource, Spec, open_sources
 from .values import DTYPE_NAMES
 
 Sources = Mapping[str, FileSource | MadeSource]

@@ -193,8 +193,3 @@ def parse_size(text: str) -> tuple[str, int]:
     if not name or not size.isdecimal() or not 1 <= int(size) <= 2**40:
         raise UsageError(f"`--dim {text}` cannot be read", "write `--dim NAME=SIZE`")
     return name, int(size)
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The elements of a tensor, row-major."""
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

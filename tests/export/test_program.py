@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from mctl.bundle_format.archive import Archive
-from mctl.bundle_format.contract import Constant, Contract, Dim, Input, Output, State
+from mctl.bundle_format.contract import Constant, Contract, Dim, Input, Output, State, evaluate
 from mctl.bundle_format.errors import BundleError, UsageError, WrongKindError
 from mctl.bundle_format.manifest import Tolerance
 from mctl.export import cases, program
@@ -289,6 +289,14 @@ def test_a_model_that_changes_its_input_works_on_a_copy(tmp_path: Path) -> None:
 def test_models_that_look_doubtful_and_are_not(tmp_path: Path, code: str, init: str) -> None:
     report = export(write(tmp_path, forward(code, init=init)), "--dim batch=1:8")
     assert max(report.proven.values()) == 0 and report.manifest.contract.state == ()
+
+
+@pytest.mark.parametrize("most", [20, 20_000])
+def test_every_other_column(tmp_path: Path, most: int) -> None:
+    """Two columns become one, which torch takes for a size of its own."""
+    report = export(write(tmp_path, forward("return x[:, ::2]")), "--dim batch=1:8@x:0", f"--dim n=2:{most}@x:1")
+    assert report.manifest.contract.outputs[0].shape[0] == "batch"
+    assert evaluate(report.manifest.contract.outputs[0].shape[1], {"batch": 1, "n": 7}) == 4
 
 
 # --- the file ----------------------------------------------------------------------------------------------------
