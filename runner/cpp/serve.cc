@@ -221,9 +221,9 @@ Result<int> serve(const ServeOptions& options, const Say& say) {
   const File file{::open(options.bundle.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return Error{Code::damaged, "cannot open `" + options.bundle + "`: " + std::strerror(errno)};
   const auto archive = Archive::open(file.fd);
-  if (!archive) return Error{archive.error().code, "`" + options.bundle + "`: " + archive.error().text};
+  if (!archive) return Error{Code::damaged, "`" + options.bundle + "`: " + archive.error().text};
   const auto manifest = read_manifest(*archive);
-  if (!manifest) return Error{manifest.error().code, "`" + options.bundle + "`: " + manifest.error().text};
+  if (!manifest) return Error{Code::damaged, "`" + options.bundle + "`: " + manifest.error().text};
   if (auto fits = check_host(*manifest, this_host()); !options.null && !fits) return fits.error();
   Packing packing(*manifest);
   auto batching = batch_settings(options, *manifest, packing);

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,6 +46,13 @@ std::string text_of_end(int status) {
   return "exit code " + std::to_string(WEXITSTATUS(status));
 }
 
+// Asio opens its sockets without close-on-exec.
+void close_from(int first) {
+  if (syscall(SYS_close_range, first, ~0U, 0) == 0) return;
+  const long end = sysconf(_SC_OPEN_MAX);
+  for (int fd = first; fd < end; ++fd) close(fd);
+}
+
 // Only what is allowed between fork and exec. A worker ends with the front, whatever way that goes, and not by signals
 // that a terminal or a service manager sends to all processes at once: the front drains first.
 [[noreturn]] void become_worker(std::array<int, 4> fds, char* const* arguments, pid_t front) {
@@ -56,10 +64,11 @@ std::string text_of_end(int status) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (int& fd : fds) fd = fcntl(fd, F_DUPFD_CLOEXEC, kDoneFd + 1);
+  for (int& fd : fds) fd = fcntl(fd, F_DUPFD, kDoneFd + 1);
   for (int i = 0; i < 4; ++i) {
     if (dup2(fds[i], kBundleFd + i) < 0) _exit(1);
   }
+  close_from(kDoneFd + 1);
   execv("/proc/self/exe", arguments);
   _exit(1);
 }
