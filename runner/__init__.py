@@ -1,1 +1,22 @@
-"""The two runners: in-process, and mctl-runner."""
+"""The two runners: in-process (`load`, `DynamicBatcher`), and mctl-runner."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .batcher import DynamicBatcher
+    from .session import Session, load
+
+__all__ = ["DynamicBatcher", "Session", "load"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports torch at the first use, not with the package: `mctl serve` does without."""
+    if name == "DynamicBatcher":
+        from .batcher import DynamicBatcher
+
+        return DynamicBatcher
+    if name in __all__:
+        from . import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")

@@ -1,5 +1,6 @@
 #include "elements.h"
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cmath>
@@ -80,6 +81,9 @@ std::optional<std::size_t> append_numbers(std::string& out, std::span<const std:
       if (!std::isfinite(value)) return i;
     }
     at = std::to_chars(at, at + longest, value).ptr;
+    if constexpr (std::is_floating_point_v<decltype(value)>) {
+      if (value == 0 && std::signbit(value)) at = std::copy_n(".0", 2, at);  // many readers take "-0" for the integer
+    }
     *at++ = ',';
   }
   out.resize(at - out.data() - (count ? 1 : 0));

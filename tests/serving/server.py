@@ -177,7 +177,12 @@ def infer_json(**inputs: np.ndarray) -> dict:
     """A request of JSON tensors."""
     return {
         "inputs": [
-            {"name": name, "shape": list(value.shape), "datatype": DTYPES[str(value.dtype)], "data": value.tolist()}
+            {
+                "name": name,
+                "shape": list(value.shape),
+                "datatype": DTYPES[str(value.dtype)],
+                "data": np.atleast_1d(value).tolist(),
+            }
             for name, value in inputs.items()
         ]
     }

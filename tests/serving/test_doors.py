@@ -1,5 +1,6 @@
-"""One contract behind every door: Session, HTTP with JSON and HTTP with binary tensors agree in verdicts and in bits."""
+"""One contract behind every door: Session, HTTP with JSON and HTTP with binary tensors agree in verdicts and bits."""
 
+import json
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -34,8 +35,6 @@ class Doors(NamedTuple):
         return f"/v2/models/{self.session.manifest.name}/infer"
 
     def json(self, inputs: Arrays, **parameters: object) -> Answer:
-        import json
-
         body = infer_json(**inputs) | ({"parameters": parameters} if parameters else {})
         return self.server.request(self.path, json.dumps(body).encode())
 
@@ -47,9 +46,11 @@ class Doors(NamedTuple):
 @pytest.fixture(scope="module", params=["mlp", "minilm", "cnn", "mixed", "stateful"])
 def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
     bundle: Path = request.getfixturevalue(f"{request.param}_bundle")
-    with load(bundle, threads=1) as session, Server(bundle, "--threads", "1") as server:
-        cases = [case for case in load_golden(session._archive) if elements(case) <= MOST_ELEMENTS]
-        yield Doors(session, server, cases)
+    with load(bundle, threads=1) as session:
+        batch = session.contract.batch_dim
+        rows = session.contract.dim(batch).max if batch else 1
+        with Server(bundle, "--threads", "1", "--max-request-rows", str(rows)) as server:
+            yield Doors(session, server, [c for c in load_golden(session._archive) if elements(c) <= MOST_ELEMENTS])
 
 
 def elements(case: Case) -> int:

@@ -201,6 +201,7 @@ BOOST_AUTO_TEST_CASE(oip_elements_as_text) {
   BOOST_TEST(text(Dtype::f16, std::uint16_t{0x3c00}, std::uint16_t{0x0001}) == "1,5.9604645e-08");
   BOOST_TEST(text(Dtype::bf16, std::uint16_t{0xc020}) == "-2.5");
   BOOST_TEST(text(Dtype::f64, 0.1, -2.2250738585072014e-308) == "0.1,-2.2250738585072014e-308");
+  BOOST_TEST(text(Dtype::f32, -0.0F, 0.0F) == "-0.0,0");  // "-0" would be read as the integer 0
 }
 
 }  // namespace
