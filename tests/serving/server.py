@@ -181,15 +181,15 @@ def infer_json(**inputs: np.ndarray) -> dict:
                 "name": name,
                 "shape": list(value.shape),
                 "datatype": DTYPES[str(value.dtype)],
-                "data": np.atleast_1d(value).tolist(),
+                "data": np.atleast_1d(value).tolist() if value.size else [],
             }
             for name, value in inputs.items()
         ]
     }
 
 
-def infer_binary(outputs_binary: bool = True, **inputs: np.ndarray) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a request of binary tensors."""
+def infer_binary(constants: Mapping[str, object] = {}, /, **inputs: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request of binary tensors, for binary answers."""
     tensors, raw = [], b""
     for name, value in inputs.items():
         data = np.ascontiguousarray(value).tobytes()
@@ -202,7 +202,7 @@ def infer_binary(outputs_binary: bool = True, **inputs: np.ndarray) -> tuple[byt
             }
         )
         raw += data
-    text = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": outputs_binary}}).encode()
+    text = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True, **constants}}).encode()
     return text + raw, {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
 
 
