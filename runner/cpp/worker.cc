@@ -1,12 +1,10 @@
 #include "worker.h"
 
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -89,13 +87,13 @@ class Worker {
     }
   }
 
-  // False: told to stop, or nobody can ring any more.
+  // False: nobody can ring any more.
   bool wait() const {
     std::uint64_t count = 0;
     ssize_t got;
     do got = read(options_.wake_fd, &count, sizeof count);
     while (got < 0 && errno == EINTR);
-    return got == sizeof count && count < kStopWorker;
+    return got == sizeof count;
   }
 
   void enter(Phase phase) {
@@ -184,28 +182,33 @@ class Worker {
     return Done{};
   }
 
-  // Every combination of the buckets that fit the arena; a dim without buckets is at its smallest.
+  // Every combination of the sizes that are served.
   std::vector<DimSizes> warm_sizes() {
-    const Contract& contract = manifest_.contract;
-    const std::int64_t max_rows = arena_->worker().max_rows;
     std::vector<DimSizes> sizes{{}};
-    for (std::size_t dim = 0; dim < contract.dims.size(); ++dim) {
-      std::vector<std::int64_t> steps{contract.dims[dim].min};
-      if (const auto found = manifest_.buckets.find(contract.dims[dim].name); found != manifest_.buckets.end())
-        steps = found->second;
-      if (contract.batch_dim == dim && max_rows > 0) {
-        std::erase_if(steps, [&](std::int64_t size) { return size > max_rows; });
-        if (steps.empty() || steps.back() != max_rows) steps.push_back(max_rows);
-      }
+    for (std::size_t dim = 0; dim < manifest_.contract.dims.size(); ++dim) {
       std::vector<DimSizes> longer;
       for (const DimSizes& shorter : sizes)
-        for (const std::int64_t step : steps) {
+        for (const std::int64_t step : steps_of(dim)) {
           longer.push_back(shorter);
           longer.back().push_back(step);
         }
       sizes = std::move(longer);
     }
     return sizes;
+  }
+
+  // The buckets that fit the arena; a dim without buckets is at its smallest.
+  std::vector<std::int64_t> steps_of(std::size_t index) {
+    const Dim& dim = manifest_.contract.dims[index];
+    const auto buckets = manifest_.buckets.find(dim.name);
+    std::vector<std::int64_t> steps = buckets != manifest_.buckets.end() ? buckets->second : std::vector{dim.min};
+    if (manifest_.contract.batch_dim != index) return steps;
+    if (!options_.batch_sizes.empty()) steps = options_.batch_sizes;
+    const std::int64_t most = arena_->worker().max_rows;
+    if (most == 0) return steps;
+    std::erase_if(steps, [most](std::int64_t size) { return size > most; });
+    if (steps.empty() || steps.back() != most) steps.push_back(most);
+    return steps;
   }
 
   Status replay() {
@@ -334,10 +337,6 @@ class Worker {
 }  // namespace
 
 int run_worker(const WorkerOptions& options) {
-  std::signal(SIGINT, SIG_IGN);
-  std::signal(SIGTERM, SIG_IGN);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (options.front != 0 && getppid() != options.front) return 1;  // it died before the signal was asked for
   Worker worker(options);
   try {
     return worker.run();

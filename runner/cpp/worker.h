@@ -1,16 +1,12 @@
 // The worker role: verifies and maps the bundle, loads libtorch and the variants, warms, replays golden cases, then
-// runs the slots of its arena until it is told to stop or the front is gone. Started by the front (supervisor.cc).
+// runs the slots of its arena until it is killed. Started by the front (supervisor.cc), which it does not outlive.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace mctl {
-
-// Written to `wake_fd`: end after the slot that is running.
-constexpr std::uint64_t kStopWorker = std::uint64_t{1} << 32;
 
 struct WorkerOptions {
   int bundle_fd = -1;  // the bundle, opened by the front: a renamed file stays the same one
@@ -20,11 +16,10 @@ struct WorkerOptions {
   std::string libtorch;  // folder that holds libtorch_cpu.so, or the file itself
   int threads = 1;       // OpenMP threads of the model
   bool verify = true;    // digests of weights and golden cases (code is always hashed)
-  pid_t front = 0;       // the front's process: the worker does not outlive it; 0: not looked at
+  std::vector<std::int64_t> batch_sizes = {};  // that the front pads batches to; empty: the bundle's buckets
 };
 
-// Returns the exit code: 0 after a stop. What goes wrong is told through the arena (Phase::failed). SIGINT and SIGTERM
-// are ignored, so that a terminal's Ctrl-C reaches the front alone.
+// Returns the exit code once it cannot go on. What went wrong is told through the arena (Phase::failed).
 int run_worker(const WorkerOptions& options);
 
 }  // namespace mctl

@@ -1,8 +1,8 @@
 // A manifest that is sound, and one fault at a time.
 #include "manifest.h"
 
+#include <boost/algorithm/string/replace.hpp>
 #include <boost/test/unit_test.hpp>
-#include <regex>
 
 #include "json.h"
 #include "small_bundle.h"
@@ -19,7 +19,7 @@ std::string sound() { return small_members().back().second; }
 std::string with(const std::string& pointer, const std::string& value) {
   json::value manifest = json::parse(sound());
   const std::size_t last = pointer.rfind('/');
-  const std::string key = std::regex_replace(pointer.substr(last + 1), std::regex("~1"), "/");
+  const std::string key = boost::replace_all_copy(pointer.substr(last + 1), "~1", "/");
   json::value& parent = manifest.at_pointer(pointer.substr(0, last));
   if (value == "-")
     parent.as_object().erase(key);
