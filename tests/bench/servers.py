@@ -59,7 +59,7 @@ class Server:
 def _mctl(server: Server, setup: Setup, port: int) -> list[str]:
     # room for a request of each connection: what is compared is speed, not refusals
     words = [sys.executable, "-m", "mctl.cli.main", "serve", str(setup.bundle), f"--port={port}", *server.options]
-    room = 2 * setup.max_connections
+    room = max(1024, 2 * setup.max_connections)
     return [*words, f"--threads={setup.threads}", f"--max-queue-size={room}", f"--max-connections={room}"]
 
 
@@ -68,68 +68,38 @@ def _peer(server: Server, setup: Setup, port: int) -> list[str]:
     words = [setup.python, str(PEERS / app), f"--model={setup.onnx}", f"--port={port}", f"--workers={workers}"]
     work_dir = setup.work_dir / Path(app).stem
     work_dir.mkdir(parents=True, exist_ok=True)
-    return [*words, f"--threads={setup.threads}", f"--max-batch-size={batch}", f"--work-dir={work_dir}"]
+    threads = max(1, setup.threads // int(workers))
+    return [*words, f"--threads={threads}", f"--max-batch-size={batch}", f"--work-dir={work_dir}"]
 
 
 def servers_for(binary: bodies.Writer, workers: int, batch: int) -> list[Server]:
-    """`binary`: how mctl is given the model's inputs; `workers`: of peers whose workers are processes."""
-    infer, size = "/v2/models/{model}/infer", str(batch)
-    binary_reply, many = bodies.read_oip_binary, str(workers)
+    """`binary`: how mctl is given the model's inputs; `workers`: of peers; `batch`: the contract's maximum."""
+
+    def mctl(name: str, write: bodies.Writer, read: bodies.Reader, *options: str, **facts: bool) -> Server:
+        return Server(name, _mctl, "/v2/models/{model}/infer", write, read, options=options, **facts)
+
+    def peer(name: str, app: str, path: str, write: bodies.Writer, read: bodies.Reader, *needs: str) -> Server:
+        options = (app, str(workers), str(batch))
+        return Server(name, _peer, path, write, read, needs=(*needs, "onnxruntime"), options=options)
+
+    as_bytes, as_oip = (bodies.write_bytes, bodies.read_bytes), (bodies.write_oip_binary, bodies.read_oip_binary)
+    as_bentoml = (bodies.write_bentoml, bodies.read_json)
+    fastapi = ("fastapi", "uvicorn", "uvloop", "httptools")
     return [
-        Server("mctl", _mctl, infer, binary, binary_reply, has_metrics=True),
-        Server("mctl null", _mctl, infer, binary, binary_reply, options=("--null",), has_numbers=False),
-        Server("mctl JSON", _mctl, infer, bodies.write_oip_json, bodies.read_oip_json, has_metrics=True),
-        Server(
-            "FastAPI + onnxruntime",
-            _peer,
-            "/infer",
-            bodies.write_bytes,
-            bodies.read_bytes,
-            needs=("fastapi", "uvicorn", "uvloop", "httptools", "onnxruntime"),
-            options=("fastapi_app.py", many, size),
-        ),
-        Server(
-            "LitServe",
-            _peer,
-            "/infer",
-            bodies.write_bytes,
-            bodies.read_bytes,
-            needs=("litserve", "onnxruntime"),
-            options=("litserve_app.py", many, size),
-        ),
-        Server(
-            "BentoML",
-            _peer,
-            "/infer",
-            bodies.write_bentoml,
-            bodies.read_json,
-            needs=("bentoml", "onnxruntime"),
-            options=("bentoml_app.py", many, size),
-        ),
-        Server(
-            "TorchServe",
-            _peer,
-            "/predictions/model",
-            bodies.write_bytes,
-            bodies.read_bytes,
-            needs=("ts", "model_archiver", "onnxruntime"),
-            options=("torchserve_app.py", many, size),
-        ),
-        Server(
-            "Triton (pytriton)",
-            _peer,
-            "/v2/models/model/infer",
-            bodies.write_oip_binary,
-            bodies.read_oip_binary,
-            needs=("pytriton", "onnxruntime"),
-            options=("pytriton_app.py", many, size),
-        ),
+        mctl("mctl", binary, bodies.read_oip_binary, has_metrics=True),
+        mctl("mctl null", binary, bodies.read_oip_binary, "--null", has_numbers=False),
+        mctl("mctl JSON", bodies.write_oip_json, bodies.read_oip_json, has_metrics=True),
+        peer("FastAPI + onnxruntime", "fastapi_app.py", "/infer", *as_bytes, *fastapi),
+        peer("LitServe", "litserve_app.py", "/infer", *as_bytes, "litserve"),
+        peer("BentoML", "bentoml_app.py", "/infer", *as_bentoml, "bentoml"),
+        peer("TorchServe", "torchserve_app.py", "/predictions/model", *as_bytes, "ts", "model_archiver"),
+        peer("Triton (pytriton)", "pytriton_app.py", "/v2/models/model/infer", *as_oip, "pytriton"),
     ]
 
 
 @contextmanager
 def started(server: Server, setup: Setup, examples: Examples, rows: tuple[Row, ...]) -> Iterator[tuple[int, int]]:
-    """The process and the port of the server, which has answered every row rightly, one by one and eight at a time."""
+    """The process and the port of the server, which answered the golden rows one by one, and `rows` eight at a time."""
     port = _free_port()
     log = setup.work_dir / f"{server.name.replace(' ', '-')}.log"
     with log.open("wb") as out:
@@ -143,9 +113,10 @@ def started(server: Server, setup: Setup, examples: Examples, rows: tuple[Row, .
         )
         try:
             _wait_ready(server, process, port, examples, rows[0], log)
-            for workers in (1, 8):
-                with ThreadPoolExecutor(workers) as pool:
-                    list(pool.map(lambda row: _check(server, port, examples, row), rows))
+            for row in examples.rows:
+                _check(server, port, examples, row)
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda row: _check(server, port, examples, row), rows))
             yield process.pid, port
         finally:
             _stop(process)

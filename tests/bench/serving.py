@@ -20,7 +20,7 @@ import bodies
 import measure
 import msgspec
 import servers
-from examples import Examples
+from examples import Examples, Row
 from results import Bare, Point, Results, tables
 from servers import Server, Setup
 
@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--connections", type=_numbers, help="only these: '1,64'")
     parser.add_argument("--seconds", type=int, default=5, help="of each measurement [5]")
     parser.add_argument("--rounds", type=int, default=3, help="[3]")
+    parser.add_argument("--workers", type=int, help="of each peer [one for each of the server's CPUs]")
     parser.add_argument("--server-cpus", type=_cpus, help="'0-3,8' [half of them; with less than four all]")
     parser.add_argument("--client-cpus", type=_cpus, help="[the others; with less than four all]")
     parser.add_argument(
@@ -107,7 +108,9 @@ def _measure(model: Model, bundle: Path, given: argparse.Namespace) -> Results:
     batch = examples.manifest.contract.dim(examples.manifest.contract.batch_dim).max
     results = Results(model.name)
     with tempfile.TemporaryDirectory(prefix="serving-") as work_dir:
-        chosen = _choose(servers.servers_for(model.binary, len(given.server_cpus), batch), given, results)
+        chosen = _choose(
+            servers.servers_for(model.binary, given.workers or len(given.server_cpus), batch), given, results
+        )
         onnx = None
         if any(server.needs for server in chosen):
             onnx = _onnx(SAMPLES / f"{model.name}.py", examples, given.peers, Path(work_dir))
@@ -117,7 +120,7 @@ def _measure(model: Model, bundle: Path, given: argparse.Namespace) -> Results:
             turn = number % len(chosen)
             for server in [*chosen[turn:], *chosen[:turn]]:
                 _say(f"{model.name}, round {number + 1} of {given.rounds}: {server.name}")
-                with servers.started(server, setup, examples, (*examples.rows, *rows)) as (pid, port):
+                with servers.started(server, setup, examples, rows) as (pid, port):
                     requests = server.requests(examples, rows)
                     for count in connections:
                         results.points.append(_point(server, port, requests, count, number, given))
@@ -183,7 +186,7 @@ def _point(
     return Point(server.name, connections, number, speed, batches)
 
 
-def _soak(server: Server, setup: Setup, examples: Examples, rows, given: argparse.Namespace) -> None:
+def _soak(server: Server, setup: Setup, examples: Examples, rows: tuple[Row, ...], given: argparse.Namespace) -> None:
     """How much a server grows over many requests, after it is warm."""
     with servers.started(server, setup, examples, rows) as (pid, port):
         requests = server.requests(examples, rows)
