@@ -7,7 +7,7 @@ Rules, by output:
 - else, where an fp64 reference is at hand, if |got - reference| <= FAIR * E + floor everywhere, E being the largest
   error of eager itself: a compiled model need not be better than eager, nor pay for eager's own errors;
 - else if |got - wanted| <= atol + rtol * |wanted| everywhere, with the direct tolerance of the dtype or a given one.
-A tolerance that the user gave decides alone.
+A tolerance that the user gave decides alone, for integers too.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def compare(
     """
     if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
         return _misfit(output, got, wanted)
-    if not got.is_floating_point():
+    if not got.is_floating_point() and not strict:
         return _exact(output, got, wanted)
     given = tolerance or direct_tolerance(wanted)
     result = _direct(output, got, wanted, _scaled(given, slack))
@@ -152,13 +152,13 @@ def _exact(output: str, got: Tensor, wanted: Tensor) -> Comparison:
 
 def _direct(output: str, got: Tensor, wanted: Tensor, tolerance: Tolerance) -> Comparison:
     """By |got - wanted| <= atol + rtol * |wanted| over the finite elements, after the special values."""
-    finite = (torch.isfinite(got) & torch.isfinite(wanted)).flatten()
     got64, wanted64 = got.double().flatten(), wanted.double().flatten()
+    finite = torch.isfinite(got64) & torch.isfinite(wanted64)
     error = torch.where(finite, (got64 - wanted64).abs(), 0.0)
     share = _share(error, torch.where(finite, wanted64.abs(), 0.0), tolerance)  # of what is allowed; > 1 is too much
     at = int(share.argmax()) if share.numel() else 0
     largest = float(share[at]) if share.numel() else 0.0
-    special = _special_fault(got, wanted)
+    special = _special_fault(got, wanted) if got.is_floating_point() else ""
     too_much = f"off by {float(error[at]):.3g} at {list(_index(at, got.shape))}" if largest > 1 else ""
     needed = None if special or largest == float("inf") else _scaled(tolerance, largest)
     count = int(finite.sum())

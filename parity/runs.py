@@ -26,7 +26,7 @@ from .frames import Answer, Ask, pack, tensors_in, unpack
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Tensors], dict[str, Tensor]]  # named inputs to named outputs; raises what the model raises
 
-CHILD = (sys.executable, "-m", "mctl.parity.child")
+CHILD = (sys.executable, "-P", "-m", "mctl.parity.child")  # -P: no module of the current folder in its way
 LOAD_SECONDS = 300.0
 CALL_SECONDS = 120.0
 

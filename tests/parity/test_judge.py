@@ -95,10 +95,18 @@ def test_integers_and_bools_are_exact(dtype: torch.dtype) -> None:
     assert not found.ok and found.rule == "exact" and found.worst == (2,)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16])
+def test_integers_may_differ_by_what_the_user_says(dtype: torch.dtype) -> None:
+    got, wanted = torch.tensor([3, 200]).to(dtype), torch.tensor([4, 200]).to(dtype)
+    assert compare("y", got, wanted, tolerance=Tolerance(rtol=0, atol=1), strict=True).ok
+    found = compare("y", got, wanted, tolerance=Tolerance(rtol=0, atol=0.5), strict=True)
+    assert not found.ok and found.rule == "direct" and found.fault == "off by 1 at [0]"
+
+
 def test_integers_beyond_what_a_double_tells_apart() -> None:
-    found = compare("y", torch.tensor([2**53 + 1, 0]), torch.tensor([2**53, 0]))
+    found = compare("y", torch.tensor([0, 2**53 + 1]), torch.tensor([0, 2**53]))
     assert not found.ok
-    assert found.fault == "1 of 2 values differ: 9007199254740993 at [0], eager gives 9007199254740992"
+    assert found.fault == "1 of 2 values differ: 9007199254740993 at [1], eager gives 9007199254740992"
 
 
 def test_another_shape_or_dtype() -> None:

@@ -132,7 +132,7 @@ class Narrow(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x).to(torch.float16).float() * self.scale + torch.arange(3, dtype=torch.float32) / 3
-        return nn.functional.layer_norm(y.to(torch.bfloat16), (3,)) + torch.zeros(3)
+        return nn.functional.layer_norm(y.to(torch.bfloat16), (3,)) + torch.tensor(1 / 3)
 
 
 def test_fp64_reaches_every_step() -> None:
@@ -141,7 +141,7 @@ def test_fp64_reaches_every_step() -> None:
     found = Double(lambda: lambda inputs: {"y": model(inputs["x"])})(X)["y"]
     weight, bias = model.linear.weight.double(), model.linear.bias.double()
     y = (X["x"].double() @ weight.T + bias) * model.scale.double() + torch.arange(3.0).double() / 3
-    wanted = (y - y.mean(1, keepdim=True)) / (y.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+    wanted = (y - y.mean(1, keepdim=True)) / (y.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt() + 1 / 3
     assert found.dtype is torch.float64
     assert (found - wanted).abs().max() < 1e-12
     assert model.linear.weight.dtype is torch.float32 and torch.get_default_dtype() is torch.float32
