@@ -13,14 +13,9 @@ namespace mctl {
 namespace {
 
 double real_of(const JsonNumber& number) {
-  switch (number.kind) {
-    case JsonNumber::negative:
-      return static_cast<double>(number.below);
-    case JsonNumber::natural:
-      return static_cast<double>(number.above);
-    default:
-      return number.value;
-  }
+  if (number.kind == JsonNumber::negative) return static_cast<double>(number.below);
+  if (number.kind == JsonNumber::natural) return static_cast<double>(number.above);
+  return number.value;
 }
 
 template <class T>
@@ -90,11 +85,6 @@ std::optional<std::size_t> append_numbers(std::string& out, std::span<const std:
   return std::nullopt;
 }
 
-template <class T>
-std::optional<std::size_t> append_plain(std::string& out, std::span<const std::byte> data) {
-  return append_numbers<T>(out, data, [](T value) { return value; });
-}
-
 void append_booleans(std::string& out, std::span<const std::byte> data) {
   for (std::size_t i = 0; i < data.size(); ++i) {
     if (i) out += ',';
@@ -102,70 +92,53 @@ void append_booleans(std::string& out, std::span<const std::byte> data) {
   }
 }
 
+// Calls f with a value of the type that holds a dtype which has one.
+template <class F>
+auto with_type(Dtype dtype, F f) {
+  switch (dtype) {
+    case Dtype::u8:
+      return f(std::uint8_t{});
+    case Dtype::u16:
+      return f(std::uint16_t{});
+    case Dtype::u32:
+      return f(std::uint32_t{});
+    case Dtype::u64:
+      return f(std::uint64_t{});
+    case Dtype::i8:
+      return f(std::int8_t{});
+    case Dtype::i16:
+      return f(std::int16_t{});
+    case Dtype::i32:
+      return f(std::int32_t{});
+    case Dtype::i64:
+      return f(std::int64_t{});
+    case Dtype::f32:
+      return f(float{});
+    default:
+      return f(double{});
+  }
+}
+
 }  // namespace
 
 bool store(Dtype dtype, const JsonNumber& number, std::byte* to) {
-  switch (dtype) {
-    case Dtype::boolean:
-      return store_boolean(number, to);
-    case Dtype::u8:
-      return store_integer<std::uint8_t>(number, to);
-    case Dtype::u16:
-      return store_integer<std::uint16_t>(number, to);
-    case Dtype::u32:
-      return store_integer<std::uint32_t>(number, to);
-    case Dtype::u64:
-      return store_integer<std::uint64_t>(number, to);
-    case Dtype::i8:
-      return store_integer<std::int8_t>(number, to);
-    case Dtype::i16:
-      return store_integer<std::int16_t>(number, to);
-    case Dtype::i32:
-      return store_integer<std::int32_t>(number, to);
-    case Dtype::i64:
-      return store_integer<std::int64_t>(number, to);
-    case Dtype::f16:
-      return store_narrow(number, 5, 10, to);
-    case Dtype::bf16:
-      return store_narrow(number, 8, 7, to);
-    case Dtype::f32:
-      return store_float<float>(number, to);
-    case Dtype::f64:
-      return store_float<double>(number, to);
-  }
-  return false;
+  if (dtype == Dtype::boolean) return store_boolean(number, to);
+  if (dtype == Dtype::f16) return store_narrow(number, 5, 10, to);
+  if (dtype == Dtype::bf16) return store_narrow(number, 8, 7, to);
+  return with_type(dtype, [&]<class T>(T) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return store_float<T>(number, to);
+    } else {
+      return store_integer<T>(number, to);
+    }
+  });
 }
 
 std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::span<const std::byte> data) {
-  switch (dtype) {
-    case Dtype::boolean:
-      return append_booleans(out, data), std::nullopt;
-    case Dtype::u8:
-      return append_plain<std::uint8_t>(out, data);
-    case Dtype::u16:
-      return append_plain<std::uint16_t>(out, data);
-    case Dtype::u32:
-      return append_plain<std::uint32_t>(out, data);
-    case Dtype::u64:
-      return append_plain<std::uint64_t>(out, data);
-    case Dtype::i8:
-      return append_plain<std::int8_t>(out, data);
-    case Dtype::i16:
-      return append_plain<std::int16_t>(out, data);
-    case Dtype::i32:
-      return append_plain<std::int32_t>(out, data);
-    case Dtype::i64:
-      return append_plain<std::int64_t>(out, data);
-    case Dtype::f16:
-      return append_numbers<std::uint16_t>(out, data, widen_half);
-    case Dtype::bf16:
-      return append_numbers<std::uint16_t>(out, data, widen_bfloat);
-    case Dtype::f32:
-      return append_plain<float>(out, data);
-    case Dtype::f64:
-      return append_plain<double>(out, data);
-  }
-  return std::nullopt;
+  if (dtype == Dtype::boolean) return append_booleans(out, data), std::nullopt;
+  if (dtype == Dtype::f16) return append_numbers<std::uint16_t>(out, data, widen_half);
+  if (dtype == Dtype::bf16) return append_numbers<std::uint16_t>(out, data, widen_bfloat);
+  return with_type(dtype, [&]<class T>(T) { return append_numbers<T>(out, data, [](T value) { return value; }); });
 }
 
 std::uint16_t narrow(double value, int exponent_bits, int mantissa_bits) {

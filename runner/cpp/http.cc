@@ -1,5 +1,6 @@
 #include "http.h"
 
+#include <algorithm>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
 #include <charconv>
@@ -13,33 +14,24 @@ using boost::beast::iequals;
 
 constexpr std::size_t kMaxId = 128;  // characters of a request id that is echoed
 
-std::string_view reason_of(unsigned status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 413:
-      return "Content Too Large";
-    case 415:
-      return "Unsupported Media Type";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    default:
-      return "Unknown";
-  }
+struct StatusLine {
+  Code code;
+  unsigned number;
+  std::string_view reason;
+};
+
+constexpr StatusLine kStatuses[] = {
+    {Code::invalid, 400, "Bad Request"},           {Code::not_found, 404, "Not Found"},
+    {Code::method, 405, "Method Not Allowed"},     {Code::too_slow, 408, "Request Timeout"},
+    {Code::too_large, 413, "Content Too Large"},   {Code::unsupported, 415, "Unsupported Media Type"},
+    {Code::unimplemented, 501, "Not Implemented"}, {Code::unavailable, 503, "Service Unavailable"},
+    {Code::deadline, 504, "Gateway Timeout"},
+};
+
+std::string_view reason_of(unsigned number) {
+  const auto* found = std::ranges::find(kStatuses, number, &StatusLine::number);
+  if (found != std::end(kStatuses)) return found->reason;
+  return number == 200 ? "OK" : "Internal Server Error";
 }
 
 // Absolute-form targets name the host too: only path and query count.
@@ -102,28 +94,8 @@ std::string sentence_of(const boost::beast::error_code& ec) {
 }  // namespace
 
 unsigned status_of(Code code) {
-  switch (code) {
-    case Code::invalid:
-      return 400;
-    case Code::not_found:
-      return 404;
-    case Code::method:
-      return 405;
-    case Code::too_slow:
-      return 408;
-    case Code::too_large:
-      return 413;
-    case Code::unsupported:
-      return 415;
-    case Code::unimplemented:
-      return 501;
-    case Code::unavailable:
-      return 503;
-    case Code::deadline:
-      return 504;
-    default:
-      return 500;
-  }
+  const auto* found = std::ranges::find(kStatuses, code, &StatusLine::code);
+  return found == std::end(kStatuses) ? 500 : found->number;
 }
 
 Answer refusal(const Error& error) {

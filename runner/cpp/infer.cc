@@ -35,18 +35,10 @@ std::string hexadecimal(std::uint64_t value) {
 }
 
 Outcome outcome_of(unsigned status) {
-  switch (status) {
-    case 200:
-      return Outcome::ok;
-    case 500:
-      return Outcome::error;
-    case 503:
-      return Outcome::rejected;
-    case 504:
-      return Outcome::expired;
-    default:
-      return Outcome::invalid;
-  }
+  if (status == 200) return Outcome::ok;
+  if (status == 503) return Outcome::rejected;
+  if (status == 504) return Outcome::expired;
+  return status == 500 ? Outcome::error : Outcome::invalid;
 }
 
 }  // namespace

@@ -43,17 +43,8 @@ std::int64_t BatchSettings::padded(std::int64_t rows) const {
 }
 
 std::string_view name_of(Reason reason) {
-  switch (reason) {
-    case Reason::full:
-      return "full";
-    case Reason::delay:
-      return "delay";
-    case Reason::idle:
-      return "idle";
-    case Reason::drain:
-      return "drain";
-  }
-  return "";
+  constexpr std::string_view names[] = {"full", "delay", "idle", "drain"};
+  return names[static_cast<std::size_t>(reason)];
 }
 
 std::vector<Waiting> take_expired(Queue& queue, std::int64_t now_us) {

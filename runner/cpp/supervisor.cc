@@ -25,18 +25,8 @@ using boost::system::error_code;
 constexpr auto kFirstPause = 100ms, kLongestPause = 10000ms;
 
 std::string_view name_of(Phase phase) {
-  switch (phase) {
-    case Phase::verify:
-      return "verify";
-    case Phase::load:
-      return "load";
-    case Phase::warmup:
-      return "warmup";
-    case Phase::golden:
-      return "golden";
-    default:
-      return "starting";
-  }
+  constexpr std::string_view names[] = {"starting", "verify", "load", "warmup", "golden", "ready", "failed"};
+  return names[static_cast<std::size_t>(phase)];
 }
 
 std::string text_of_end(int status) {

@@ -188,7 +188,7 @@ def infer_json(**inputs: np.ndarray) -> dict:
     }
 
 
-def infer_binary(constants: Mapping[str, object] = {}, /, **inputs: np.ndarray) -> tuple[bytes, dict[str, str]]:
+def infer_binary(**inputs: np.ndarray) -> tuple[bytes, dict[str, str]]:
     """Body and headers of a request of binary tensors, for binary answers."""
     tensors, raw = [], b""
     for name, value in inputs.items():
@@ -202,7 +202,7 @@ def infer_binary(constants: Mapping[str, object] = {}, /, **inputs: np.ndarray) 
             }
         )
         raw += data
-    text = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True, **constants}}).encode()
+    text = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
     return text + raw, {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
 
 
