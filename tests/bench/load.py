@@ -44,7 +44,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """How requests ended; each is counted once. Latencies start when a request was meant to leave.
+    """How requests ended; each is counted once.
 
     refused: 503 or 429. expired: 504. failed: another status. lost: the connection ended, or the time was up, before
     the answer. abandoned: the patience was over. unreachable: no connection was made. unsent: none was free.
@@ -60,9 +60,9 @@ class Tally(msgspec.Struct, frozen=True):
     unreachable: int
     unsent: int
     statuses: dict[str, int]
-    right_us: Distribution
-    refused_us: Distribution
-    delay_us: Distribution  # how late requests left: large where connections are too few
+    right_us: Distribution  # from the time at which the request was meant to leave
+    refused_us: Distribution  # from the time at which it left
+    delay_us: Distribution  # from the one to the other: large where connections are too few
 
 
 class Phase(Tally, frozen=True, kw_only=True):

@@ -72,7 +72,9 @@ def wrk(port: int, requests: Sequence[bytes], connections: int, seconds: float, 
         # wrk takes whole seconds
         words = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout=60s"]
         words += ["-s", str(script), f"http://127.0.0.1:{port}"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, preexec_fn=pinned(cpus))
+        done = subprocess.run(words, capture_output=True, text=True, preexec_fn=pinned(cpus))
+    if done.returncode:
+        raise RuntimeError(f"wrk: {done.stderr or done.stdout}")
     counted = json.loads(done.stdout.splitlines()[-1])
     good = counted["requests"] - counted["refused"]
     latency = {name: counted[name] for name in ("p50_us", "p99_us", "refused", "lost")}

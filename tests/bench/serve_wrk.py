@@ -87,7 +87,7 @@ def script_of(body: bytes, headers: dict[str, str], folder: Path, name: str) -> 
     return script
 
 
-def wrk(url: str, script: Path, connections: int, seconds: float) -> Sample:
+def wrk(url: str, script: Path, connections: int, seconds: int) -> Sample:
     words = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", script, url]
     text = subprocess.run([*map(str, words)], capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in text or "Socket errors" in text:
@@ -122,7 +122,7 @@ def batches(server: Server) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--connections", default="1,64")
     parser.add_argument("--option", action="append", default=[], help="an option of `mctl serve`, as `--threads=1`")
@@ -137,7 +137,7 @@ def main() -> None:
     )["models"][0]
     path = f"/v2/models/{name}"
     model = json.loads(servers["null"].get(path))
-    print(f"{name}: {os.cpu_count()} cores, {options.repeats} x {options.seconds:g} s, median (least..most)")
+    print(f"{name}: {os.cpu_count()} cores, {options.repeats} x {options.seconds} s, median (least..most)")
     with tempfile.TemporaryDirectory() as folder:
         scripts = {
             kind: script_of(*body_of(model, kind == "binary"), Path(folder), kind) for kind in ("binary", "json")

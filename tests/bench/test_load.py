@@ -204,6 +204,14 @@ def test_latency_counts_from_the_intended_time() -> None:
     assert report.longest_gap_us >= 100_000
 
 
+def test_refusals_count_from_the_time_at_which_they_left() -> None:
+    with served(ANSWERS.__getitem__, hold=0.1) as (port, _):
+        report = load.run(port, [case(b"full")], arrivals=[0.0] * 4, connections=1)
+    assert report.refused == report.refused_us.count == 4
+    assert report.refused_us.p50 is not None and report.delay_us.max is not None
+    assert 100_000 <= report.refused_us.p50 < report.delay_us.max
+
+
 def test_it_ends_when_nobody_answers() -> None:
     release = threading.Event()
     with served(lambda body: release.wait(30) and None) as (port, seen):

@@ -47,6 +47,7 @@ struct Connection {
   bool connected = false, wants_to_send = false;
   std::size_t request = kNone;  // the arrival that waits for its answer
   std::size_t sent = 0;         // bytes of it
+  Ns left = 0;                  // when its first byte was sent, or could have been
   std::string answer;
 };
 
@@ -126,6 +127,7 @@ class Run {
       free.pop_back();
       connection.request = next_++;
       connection.sent = 0;
+      connection.left = time;
       connection.answer.clear();
       tally(connection.request).delay_us.push_back(microseconds(time - due_at(connection.request)));
       if (options_.patience > 0)
@@ -205,7 +207,6 @@ class Run {
   void answered(Connection& connection, const Head& head) {
     const std::size_t request = connection.request;
     const Ns time = now();
-    const std::uint32_t latency = microseconds(time - due_at(request));
     const auto outputs = std::string_view(connection.answer).substr(head.size + head.json, head.body - head.json);
     ++tally(request).statuses[head.status];
     Outcome outcome = outcome_of(head.status);
@@ -217,11 +218,11 @@ class Run {
       note(std::to_string(head.status) + ": " + connection.answer.substr(head.size, 200));
     }
     if (outcome == right) {
-      tally(request).right_us.push_back(latency);
+      tally(request).right_us.push_back(microseconds(time - due_at(request)));
       longest_gap_ = std::max(longest_gap_, time - last_right_);
       last_right_ = time;
     }
-    if (outcome == refused) tally(request).refused_us.push_back(latency);
+    if (outcome == refused) tally(request).refused_us.push_back(microseconds(time - connection.left));
     settle(request, outcome);
     connection.request = kNone;
     if (head.close || connection.sent < case_of(request).request.size()) {

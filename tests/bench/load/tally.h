@@ -26,8 +26,9 @@ inline Outcome outcome_of(int status) {
 struct Tally {
   std::array<std::uint64_t, outcomes> counts{};
   std::map<int, std::uint64_t> statuses;
-  std::vector<std::uint32_t> right_us, refused_us;  // from the time at which the request was meant to leave
-  std::vector<std::uint32_t> delay_us;              // how late it left
+  std::vector<std::uint32_t> right_us;    // from the time at which the request was meant to leave
+  std::vector<std::uint32_t> refused_us;  // from the time at which it left
+  std::vector<std::uint32_t> delay_us;    // from the one to the other
 
   void merge(const Tally& other) {
     for (std::size_t i = 0; i < outcomes; ++i) counts[i] += other.counts[i];
