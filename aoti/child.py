@@ -12,18 +12,16 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 
 from ..bundle_format import tensors
-from ..bundle_format.errors import CompileError, MctlError
+from ..bundle_format.errors import MctlError
 from .constants import make_dense, store
 from .inductor import settings
 from .protocol import LIBRARY, WEIGHTS, Done, Failed, Message, Phase, Request
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
+from .variant import compile_variant
 
 Say = Callable[[Message], None]
 
@@ -61,26 +59,24 @@ def _compile(request: Request, say: Say) -> Done:
     say(Phase("start torch"))
     import torch
 
-    chosen = settings(request.options, request.march, request.compiler)
+    from ..export.program import load_program
+
+    program = load_program(Path(request.program))
+    stateful = bool(program.manifest.contract.state)
+    chosen = settings(request.options, request.march, request.compiler, stateful=stateful)
     _pretend_cpu(torch, request.features)
     say(Phase("read the program"))
-    exported = _load(Path(request.program))
+    exported = program.exported
     make_dense(exported.state_dict)
     make_dense(exported.constants)
     say(Phase("lower to C++"))
-    library, constants, state = _run_inductor(exported, chosen, say)
+    compiled = compile_variant(exported, chosen, lambda: say(Phase("compile C++")))
     say(Phase("write the constants"))
     work = Path(request.work)
-    shutil.move(library, work / LIBRARY)
-    unique, references = store(constants, state)
+    shutil.move(compiled.library, work / LIBRARY)
+    unique, references = store(compiled.constants, compiled.state)
     tensors.save_file(work / WEIGHTS, unique)
     return Done(references, _peak_bytes(), str(torch.__version__), torch.version.git_version)
-
-
-def _load(path: Path) -> "ExportedProgram":
-    from ..export.program import load_program
-
-    return load_program(path).exported
 
 
 def _pretend_cpu(torch: Any, features: tuple[str, ...]) -> None:
@@ -95,47 +91,6 @@ def _pretend_cpu(torch: Any, features: tuple[str, ...]) -> None:
     }
     for name, flag in answers.items():
         setattr(torch.cpu, name, lambda found=flag in features: found)
-
-
-def _run_inductor(
-    exported: "ExportedProgram", chosen: dict[str, Any], say: Say
-) -> tuple[str, dict[str, Any], set[str]]:
-    """The library's path, its constants by their original names, and the names of those that it writes to."""
-    import torch
-    from torch._inductor.codecache import AotCodeCompiler
-
-    graphs: list[Any] = []
-    compile_cpp = AotCodeCompiler.compile
-
-    def watched(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        graphs.append(graph)
-        say(Phase("compile C++"))
-        return compile_cpp(graph, *args, **kwargs)
-
-    AotCodeCompiler.compile = watched
-    args, kwargs = exported.example_inputs
-    module = exported.module(check_guards=False)
-    files = torch._inductor.aot_compile(module, args, kwargs, options=chosen)
-    library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
-    weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
-    constants = {name: tensor for name, (tensor, _) in weights.items()}
-    (graph,) = graphs
-    return library, constants, _check_constants(graph, constants)
-
-
-def _check_constants(graph: Any, constants: dict[str, Any]) -> set[str]:
-    """Each constant of the library has a tensor of its own name; returns the names of those that it writes to."""
-    names = {
-        name: graph.allocated_constant_name[name] for name in graph.constants if name not in graph.folded_constants
-    }
-    if len(names) != len(constants) or set(names.values()) != set(constants):
-        lost = sorted(set(names) - set(constants))[:4]
-        raise CompileError(
-            f"torch lost constants of the compiled library: it has {len(names)} and gave {len(constants)}"
-            f" ({', '.join(lost)})",
-            "compile without `freezing`",
-        )
-    return {names[name] for name in graph.mutated_buffers if name in names}
 
 
 def _peak_bytes() -> int:

@@ -62,16 +62,27 @@ def store(
     return unique, references
 
 
+def check_storable(constants: Mapping[str, "torch.Tensor"]) -> None:
+    """CompileError names a tensor that no file can hold."""
+    import torch
+
+    for name, tensor in constants.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES or tensor.layout != torch.strided:
+            kind = dtype if tensor.layout == torch.strided else f"{tensor.layout} {dtype}"
+            hint = (
+                "keep it as a pair of real tensors, and join them with `torch.complex`" if tensor.is_complex() else None
+            )
+            raise CompileError(f"constant `{name}` is a {kind} tensor, which a bundle cannot hold", hint)
+
+
 def _stored(name: str, tensor: "torch.Tensor") -> StoredTensor:
     """The bytes in the order in which they lie in memory; the strides in ConstantRef say which element is where."""
     import torch
 
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPES or tensor.layout != torch.strided:
-        kind = dtype if tensor.layout == torch.strided else f"{tensor.layout} {dtype}"
-        hint = "keep it as real tensors: `torch.view_as_real`" if tensor.is_complex() else None
-        raise CompileError(f"constant `{name}` is a {kind} tensor, which a bundle cannot hold", hint)
+    check_storable({name: tensor})
     if not is_dense(tensor.shape, tensor.stride()):
         raise CompileError(f"constant `{name}` is a view with strides {tuple(tensor.stride())}, which has holes")
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    dtype = str(tensor.dtype).removeprefix("torch.")
     return dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().data if tensor.numel() else b""

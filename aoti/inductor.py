@@ -25,12 +25,17 @@ _DEFAULTS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     "compile_threads": 1,  # no pool of worker processes: there is one C++ file
 }
+# A buffer with one element that the model changes would be folded to the value that it has while compiling.
+_STATEFUL: dict[str, Any] = {"joint_graph_constant_folding": False}
 _BY_TARGET = {"cpp.march", "cpp.simdlen", "cpp.cxx"}
 _WORDS = {"true": True, "false": False, "none": None}
 
 
-def settings(options: Iterable[str], march: str | None, compiler: str) -> dict[str, Any]:
-    """All settings for one compile. UsageError for an option that torch does not have or of another type."""
+def settings(options: Iterable[str], march: str | None, compiler: str, *, stateful: bool) -> dict[str, Any]:
+    """All settings for one compile. UsageError for an option that torch does not have or of another type.
+
+    `stateful`: the model changes some of its buffers.
+    """
     chosen: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
@@ -42,7 +47,7 @@ def settings(options: Iterable[str], march: str | None, compiler: str) -> dict[s
             raise UsageError(f"`--inductor {key}` cannot be changed", "use `--target`, or the variable CXX")
         chosen[key] = _value(key, text)
     target = {"cpp.cxx": (None, compiler)} | ({} if march is None else {"cpp.march": march})
-    return _DEFAULTS | chosen | target | _NEEDED
+    return _DEFAULTS | chosen | target | (_STATEFUL if stateful else {}) | _NEEDED
 
 
 def _value(key: str, text: str) -> Any:

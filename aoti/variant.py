@@ -1,0 +1,134 @@
+"""One variant: a program through torch's compiler, and what has to be true of the result."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..bundle_format.errors import CompileError, MctlError
+from .constants import check_storable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch.export import ExportedProgram
+
+_TRY = "this is a fault of torch or of the C++ compiler: try another version, or other `--inductor` options"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The library's path, its constants by their original names, and the names of those that it writes to."""
+
+    library: str
+    constants: "dict[str, torch.Tensor]"
+    state: set[str]
+
+
+def compile_variant(
+    exported: "ExportedProgram", settings: dict[str, Any], starting_cpp: Callable[[], None]
+) -> Compiled:
+    """Calls inductor; `starting_cpp` is called before the C++ compiler is. CompileError says what torch cannot do."""
+    import torch
+
+    args, kwargs = exported.example_inputs
+    module = exported.module(check_guards=False)
+    with _watched(starting_cpp) as graphs:
+        try:
+            files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
+        except Exception as error:
+            raise _explained(error) from error
+    library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
+    weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
+    constants = {name: tensor for name, (tensor, _) in weights.items()}
+    return Compiled(library, constants, _check_constants(graphs[0], constants))
+
+
+@contextmanager
+def _watched(starting_cpp: Callable[[], None]) -> "Iterator[list[Any]]":
+    """The lowered graphs of the compiles inside the block: inductor gives back nothing but files."""
+    from torch._inductor.codecache import AotCodeCompiler
+
+    graphs: list[Any] = []
+    original = AotCodeCompiler.compile
+
+    def compile_cpp(graph: Any, wrapper: str, kernels: str, foreign: str | None, **options: Any) -> Any:
+        _check_operators(foreign)
+        check_storable({name: graph.constants[name] for name in graph.constants if name not in graph.folded_constants})
+        graphs.append(graph)
+        starting_cpp()
+        return original(graph, wrapper, kernels, foreign, **options)
+
+    AotCodeCompiler.compile = compile_cpp
+    try:
+        yield graphs
+    finally:
+        AotCodeCompiler.compile = original
+
+
+def _check_operators(foreign: str | None) -> None:
+    """Operators outside torch's C interface are called through a C++ object that only a Python process has."""
+    if foreign:
+        nodes = json.loads(foreign)["nodes"]
+        names = dict.fromkeys(node["node"]["target"].removeprefix("torch.ops.") for node in nodes)
+        raise CompileError(
+            f"torch has no C interface for {_listed(names)}, so the compiled model could not be served",
+            "write that part of the model with other operators",
+        )
+
+
+def _check_constants(graph: Any, constants: dict[str, Any]) -> set[str]:
+    """Each constant of the library has a tensor of its own name; returns the names of those that it writes to."""
+    names = {
+        name: graph.allocated_constant_name[name] for name in graph.constants if name not in graph.folded_constants
+    }
+    if len(names) != len(constants) or set(names.values()) != set(constants):
+        raise CompileError(
+            f"torch lost constants: the compiled library has {len(names)} and torch gave {len(constants)}",
+            "compile without the setting `freezing`",
+        )
+    return {names[name] for name in graph.mutated_buffers if name in names}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# --- torch's failures in a user's terms --------------------------------------------------------------------------
+
+
+def _explained(error: BaseException) -> MctlError:
+    """The cause as an MctlError, however deep torch has wrapped it."""
+    chain = list(_chain(error))
+    for link in chain:
+        if isinstance(link, MctlError):
+            return link
+        if isinstance(link, MemoryError):
+            return CompileError("there is not enough memory to compile the program")
+        if type(link).__name__ == "CppCompileError":
+            return _compiler_failed(str(link))
+        if isinstance(link, OSError) and link.errno is not None:
+            return CompileError(f"cannot compile the program: {(link.strerror or str(link)).lower()}: {link.filename}")
+    first = re.sub(r"\s+", " ", str(error)).strip()[:500]
+    return CompileError(f"torch cannot compile the program: {type(error).__name__}: {first}", _TRY)
+
+
+def _chain(error: BaseException | None) -> "Iterator[BaseException]":
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _compiler_failed(output: str) -> CompileError:
+    if "No space left on device" in output:
+        return CompileError("the disk is full", "free some space, or choose another folder with `--work-dir`")
+    if "Killed signal" in output:
+        return CompileError(
+            "the C++ compiler was killed: most likely the machine ran out of memory",
+            "close other programs, or use a machine with more memory",
+        )
+    line = next((line for line in output.splitlines() if "error:" in line), output.strip().splitlines()[-1])
+    return CompileError(f"the C++ compiler refuses the generated code: {line.strip()[:300]}", _TRY)
