@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,10 +78,12 @@ def test_a_bug_keeps_its_traceback_and_is_3() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_the_reader_may_go_away(mctl_ok: Run) -> None:
+def test_the_reader_may_go_away() -> None:
     """`mctl --help | head -1` ends in silence."""
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m mctl.cli.main --help | head -1"], capture_output=True, text=True
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m mctl.cli.main --help | head -1"],
+        capture_output=True,
+        text=True,
     )
     assert done.stderr == ""
 
