@@ -134,9 +134,8 @@ void Supervisor::on_bell(std::size_t index) {
   Worker& worker = workers_[index];
   std::uint64_t rings;
   if (read(worker.bell->native_handle(), &rings, sizeof rings) < 0) return;
+  worker.live ? events_.rang(index) : on_phase(index);
   listen(index);
-  if (worker.live) return events_.rang(index);
-  on_phase(index);
 }
 
 void Supervisor::on_phase(std::size_t index) {
