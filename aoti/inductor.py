@@ -23,6 +23,8 @@ _DEFAULTS: dict[str, Any] = {
     "cpp.vec_isa_ok": True,
     "aot_inductor.precompile_headers": False,  # pays from the second compile on, and every compile here is the first
     "aot_inductor.enable_line_tables": False,
+    # otherwise a hash of, among others, this machine's paths, which the library then holds
+    "aot_inductor.model_name_for_generated_files": "model",
     "compile_threads": 1,  # no pool of worker processes: there is one C++ file
 }
 # A buffer with one element that the model changes would be folded to the value that it has while compiling.
@@ -60,6 +62,8 @@ def _value(key: str, text: str) -> Any:
         raise UsageError(f"inductor has no option `{key}`", hint)
     declared = config.get_type(key)
     allowed = get_args(declared) if get_origin(declared) in (Union, types.UnionType) else (declared,)
+    if allowed == (type(None),):  # torch declares no type
+        allowed = (bool, int, float, str, type(None))
     value = parse(text, allowed)
     if value is _NO_VALUE:
         names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from ..bundle_format import errors
 from ..bundle_format.errors import CompileError, MctlError
 from .protocol import Done, Failed, Message, Phase, Request
 
+CHILD = (sys.executable, "-m", "mctl.aoti.child")
 # Variables that would change what is compiled without being recorded.
 _DROPPED = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_", "ATEN_CPU_CAPABILITY")
 
@@ -37,11 +39,7 @@ def run_child(
         try:
             result = _listen(reader, child, clock, timeout)
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            if child.stdin:
-                child.stdin.close()
+            _end(child)
     finally:
         os.close(reader)
     if result is None:
@@ -54,7 +52,7 @@ def run_child(
 def _start(request: Request, writer: int, output: int) -> "subprocess.Popen[bytes]":
     """In a session of its own: Ctrl-C reaches only the parent, which ends the whole group."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "mctl.aoti.child", str(writer)],
+        [*CHILD, str(writer)],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
@@ -68,6 +66,20 @@ def _start(request: Request, writer: int, output: int) -> "subprocess.Popen[byte
         child.stdin.write(msgspec.json.encode(request) + b"\n")
         child.stdin.flush()
     return child
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Kills the child's group and waits until it is gone: what still writes would spoil the removal of the folder."""
+    patience = time.monotonic() + 2  # zombies that nobody reaps stay members of the group
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        while time.monotonic() < patience:
+            os.killpg(child.pid, 0)
+            time.sleep(0.002)
+    child.wait()
+    if child.stdin:
+        child.stdin.close()
 
 
 def _environment(work: Path) -> dict[str, str]:
@@ -98,8 +110,8 @@ class _Clock:
         self._progress(name)
 
     def seconds(self) -> dict[str, float]:
-        ends = [at for _, at in self._starts[1:]] + [time.monotonic()]
-        return {name: end - at for (name, at), end in zip(self._starts, ends, strict=True)}
+        marks = [*self._starts, ("", time.monotonic())]
+        return {name: end - start for (name, start), (_, end) in pairwise(marks)}
 
 
 def _listen(
