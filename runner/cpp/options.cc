@@ -30,7 +30,7 @@ const Option kOptions[] = {
     {"--threads", "N", &ServeOptions::threads, 1, 1024, "OpenMP threads of a worker [cores / instances]"},
     {"--max-batch-size", "ROWS", &ServeOptions::max_batch_size, 1, kMost, "[the contract's maximum]"},
     {"--max-queue-delay-us", "US", &ServeOptions::max_queue_delay_us, 0, kMost, "wait for company [0]"},
-    {"--allowed-batch-sizes", "V,V,…", &ServeOptions::allowed_batch_sizes, 1, kMost, "[the bundle's buckets]"},
+    {"--allowed-batch-sizes", "V,V,...", &ServeOptions::allowed_batch_sizes, 1, kMost, "[the bundle's buckets]"},
     {"--max-queue-size", "ROWS", &ServeOptions::max_queue_size, 1, kMost, "503 beyond [4 x batch x instances]"},
     {"--default-timeout-ms", "MS", &ServeOptions::default_timeout_ms, 1, kMost, "a request's deadline [30000]"},
     {"--max-request-rows", "ROWS", &ServeOptions::max_request_rows, 1, kMost, "larger: 400 [max-queue-size]"},
