@@ -6,8 +6,14 @@ samples=$(cd "$(dirname "$0")" && pwd)
 work=${1:-build/demo}
 mkdir -p "$work"
 
+show() {  # a command as it can be typed again
+  local words
+  words=$(printf ' %q' "$@")
+  if [ -t 1 ]; then printf '\n\033[1m$%s\033[0m\n' "$words"; else printf '\n$%s\n' "$words"; fi
+}
+
 step() {
-  printf '\n\033[1m$ %s\033[0m\n' "$*"
+  show "$@"
   "$@"
 }
 
@@ -19,7 +25,7 @@ step mctl parity "$work/minilm.pt2" --against "$samples/minilm.py"
 step mctl inspect "$work/minilm.pt2"
 
 log="$work/server.log"
-printf '\n\033[1m$ mctl serve %s --port 0 &\033[0m\n' "$work/minilm.pt2"
+show mctl serve "$work/minilm.pt2" --port 0
 mctl serve "$work/minilm.pt2" --port 0 >"$log" 2>&1 &
 server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null || true' EXIT
@@ -34,7 +40,7 @@ done
 cat "$log"
 
 step python "$samples/minilm_client.py" "$url"
-printf '\n\033[1m$ kill %s\033[0m\n' "$server"
+show kill "$server"
 kill "$server"
 wait "$server"
 trap - EXIT
