@@ -2,27 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from ..bundle_format.contract import Contract
-from .cases import MAX_BYTES, volume
+from .cases import MAX_BYTES, volume, work
 
 CALL_SECONDS = 15.0
-GROWTH = 1.5  # cost grows as a dim's size to this power, which lies between linear layers and attention
 Dims = Mapping[str, int]
 
 
 class Seen(NamedTuple):
-    dims: Dims
+    work: float
     seconds: float
     bytes: int
 
 
 @dataclass(slots=True)
 class Budget:
-    """Says why a call at some sizes is not worth its cost, once smaller ones were seen."""
+    """Says why a call at some sizes is not worth its cost, which is guessed from the largest call so far."""
 
     contract: Contract
     seconds: float  # in all
@@ -36,15 +34,13 @@ class Budget:
     def record(self, dims: Dims, seconds: float, added: int) -> None:
         """A call at these sizes took `seconds` and `added` bytes of memory."""
         self.spent += seconds
-        self._seen.append(Seen(dims, seconds, added))
+        self._seen.append(Seen(work(self.contract, dims), seconds, added))
 
     def refuse(self, dims: Dims) -> str:
         """The reason not to make this call, or ""."""
         if (total := volume(self.contract, dims)) > MAX_BYTES:
             return f"{size(total)} of inputs and outputs, allowed {size(MAX_BYTES)}"
-        factors = [(self._factor(seen.dims, dims), seen) for seen in self._seen]
-        seconds = min((factor * seen.seconds for factor, seen in factors), default=0.0)
-        added = min((factor * seen.bytes for factor, seen in factors), default=0.0)
+        seconds, added = self._guess(work(self.contract, dims))
         if seconds > CALL_SECONDS:
             return f"about {seconds:.0f} s, allowed {CALL_SECONDS:.0f} s a case"
         if self.spent + seconds > self.seconds:
@@ -53,10 +49,13 @@ class Budget:
             return f"about {size(added)} of memory, allowed {size(self.memory)}"
         return ""
 
-    def _factor(self, small: Dims, large: Dims) -> float:
-        """How many times as much `large` costs as `small`, at most."""
-        ratios = {name: max(1.0, large[name] / small[name]) for name in large}
-        return prod(ratio if name == self.contract.batch_dim else ratio**GROWTH for name, ratio in ratios.items())
+    def _guess(self, wanted: float) -> tuple[float, float]:
+        """Seconds and bytes: a fixed part, that of the cheapest call, and a part that grows with the work."""
+        if not self._seen:
+            return 0.0, 0.0
+        fixed, largest = min(seen.seconds for seen in self._seen), max(self._seen)
+        factor = max(1.0, wanted / largest.work)
+        return fixed + factor * (largest.seconds - fixed), factor * largest.bytes
 
 
 def available_memory() -> int:

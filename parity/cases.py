@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def sweep(contract: Contract, example: Dims, buckets: Mapping[str, tuple[int, ..
         for size in sizes_of(dim, middle[dim.name], buckets.get(dim.name, ()))
     ]
     points += _corners(contract.dims)
-    cases += [Case(point, "normal") for point in sorted(points, key=lambda dims: volume(contract, dims))]
+    cases += [Case(point, "normal") for point in sorted(points, key=lambda dims: work(contract, dims))]
     if any(_unbounded(declared) for declared in contract.inputs):
         cases += [Case(middle, "below"), Case(middle, "above")]
     return list({case.name: case for case in cases}.values())
@@ -86,6 +87,11 @@ def volume(contract: Contract, dims: Dims) -> int:
     """Bytes of all inputs and outputs at these sizes."""
     tensors: tuple[Input | Output, ...] = (*contract.inputs, *contract.outputs)
     return sum(nbytes(tensor, dims) for tensor in tensors)
+
+
+def work(contract: Contract, dims: Dims) -> float:
+    """A number that grows with the cost of a call: linear in rows, and between linear and quadratic in other dims."""
+    return prod(size if name == contract.batch_dim else size**1.5 for name, size in dims.items())
 
 
 def spans(contract: Contract, seen: Iterable[Mapping[str, Tensor]]) -> dict[str, tuple[int, int]]:

@@ -132,7 +132,6 @@ class Compiled:
         self.call_seconds = call_seconds
         self.seconds = 0.0  # of the last call, in the child
         self.peak = 0  # largest resident size of the child, bytes
-        self.base = 0  # the same once the bundle was loaded
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._start()
@@ -157,7 +156,7 @@ class Compiled:
             self._start()
         if not self._ready:
             self._answer(LOAD_SECONDS)
-            self._ready, self.base = True, self.peak
+            self._ready = True
 
     def ask(self, ask: Ask, inputs: Tensors = {}) -> dict[str, Tensor]:  # noqa: B006
         """One request to the child. RaisedError, CrashError."""

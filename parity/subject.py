@@ -42,6 +42,7 @@ class Subject:
     random: bool = False  # the model draws random numbers: values are not compared
     fp64: str = ""  # what became of the fp64 reference
     crashes: int = 0
+    warm: int = 0  # resident bytes of the child after its first call
     left_out: list[str] = field(default_factory=list)
     wider: Mapping[str, Tolerance] = field(default_factory=dict)  # in the place of the manifest's, where that is fair
     spans: dict[str, tuple[int, int]] = field(init=False)
@@ -65,8 +66,9 @@ class Subject:
         return outcome
 
     def spend(self, budget: Budget, dims: Mapping[str, int], seconds: float) -> None:
-        """A call of these sizes was made."""
-        budget.record(dims, seconds, self.compiled.peak - self.compiled.base)
+        """A call of these sizes was made. What the very first took in memory is no measure: it warms up."""
+        self.warm = self.warm or self.compiled.peak
+        budget.record(dims, seconds, max(0, self.compiled.peak - self.warm))
 
     def affordable(self, budget: Budget, dims: Mapping[str, int], what: str) -> bool:
         """Whether a call of these sizes may be made; if not, `left_out` says why."""

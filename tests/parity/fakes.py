@@ -35,7 +35,7 @@ class Compiled:
 
     def __init__(self, model: Model, reset: Callable[[], None] = lambda: None) -> None:
         self.model, self.reset = model, reset
-        self.peak = self.base = 0
+        self.peak = 0
         self.kept: Tensors = {}
 
     def ask(self, ask: Ask, inputs: Tensors) -> Tensors:

@@ -23,6 +23,7 @@ def test_the_first_call_is_free() -> None:
 
 def test_cost_grows_with_rows_and_faster_with_other_dims() -> None:
     budget = Budget(MODEL, 100.0)
+    budget.record(sizes(1, 1), 0.0, 0)
     budget.record(sizes(2, 4), 0.5, 0)
     assert budget.refuse(sizes(60, 4)) == ""  # 30 x 0.5 = 15 s
     assert budget.refuse(sizes(62, 4)) == "about 16 s, allowed 15 s a case"
@@ -30,11 +31,12 @@ def test_cost_grows_with_rows_and_faster_with_other_dims() -> None:
     assert budget.refuse(sizes(2, 64)) == "about 32 s, allowed 15 s a case"  # 64 times
 
 
-def test_the_nearest_call_counts() -> None:
+def test_what_every_call_costs_does_not_grow() -> None:
     budget = Budget(MODEL, 100.0)
-    budget.record(sizes(1, 1), 1.0, 0)  # slow for its size: the first call
-    budget.record(sizes(32, 16), 0.1, 0)
-    assert budget.refuse(sizes(64, 16)) == ""
+    budget.record(sizes(1, 1), 1.0, 0)
+    budget.record(sizes(2, 1), 1.01, 0)
+    assert budget.refuse(sizes(1000, 1)) == ""  # 1 + 500 * 0.01 = 6 s
+    assert budget.refuse(sizes(3000, 1)) == "about 16 s, allowed 15 s a case"
 
 
 def test_the_total_is_kept() -> None:
@@ -46,6 +48,7 @@ def test_the_total_is_kept() -> None:
 def test_memory() -> None:
     budget = Budget(MODEL, 100.0, memory=1_000_000)
     budget.record(sizes(4, 4), 0.001, 100_000)
+    budget.record(sizes(1, 1), 0.001, 500_000)  # the largest counts
     assert budget.refuse(sizes(40, 4)) == ""
     assert budget.refuse(sizes(41, 4)) == "about 1.02 MB of memory, allowed 1 MB"
 

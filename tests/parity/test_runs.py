@@ -78,7 +78,7 @@ def test_outputs_come_back_as_they_are(compiled: Compiled) -> None:
     assert {n: (t.dtype, t.shape) for n, t in found.items()} == {n: (t.dtype, t.shape) for n, t in every.items()}
     assert found["bf16"].view(torch.int16).equal(every["bf16"].view(torch.int16))
     assert found["u16"].tolist() == [65535] and found["scalar"].item() == 7
-    assert compiled.peak >= compiled.base > 10_000_000
+    assert compiled.peak > 10_000_000
 
 
 def test_a_call_that_raises_and_the_next_that_does_not(compiled: Compiled) -> None:
