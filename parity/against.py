@@ -7,6 +7,7 @@ from ..bundle_format.contract import shape_of
 from . import cases
 from .budget import Budget
 from .cases import Case
+from .frames import Ask
 from .report import Check, Result
 from .runs import Crashed, Outcome, Returned, attempt
 from .subject import Judgement, Subject
@@ -73,7 +74,7 @@ def _alone(subject: Subject, case: Case, got: Outcome) -> Judgement:
 
 def _reset(subject: Subject) -> None:
     if subject.manifest.contract.state:
-        subject.compiled.reset()
+        subject.call({}, Ask("reset"))  # if it fails, so does the call after it
         if subject.truth:
             subject.truth.reference.reset()
             subject.truth.double.reset()

@@ -108,8 +108,9 @@ def _rows_at(subject: Subject, dims: dict[str, int], single: Tensors, alone: Out
 def _fills(subject: Subject, dims: dict[str, int]) -> dict[str, dict[str, Tensor]]:
     """What the other rows hold: values like its own, and what must not reach it (NaN, or the largest integers)."""
     others = subject.inputs(Case(dims, "normal"), 1)
-    if any(tensor.is_floating_point() for tensor in others.values()):
-        return {"others": others, "NaN": batching.poisoned(subject.manifest.contract, others)}
+    poisoned = batching.poisoned(subject.manifest.contract, others)
+    if any(poisoned[name] is not others[name] for name in others):
+        return {"others": others, "NaN": poisoned}
     return {"others": others, "largest values": subject.inputs(Case(dims, "high"), 1)}
 
 
@@ -153,7 +154,8 @@ def _consistent(subject: Subject, check: Check, name: str, got: Outcome, wanted:
     raised = [outcome.message for outcome in (wanted, got) if isinstance(outcome, Raised)]
     if raised:
         verdict: Verdict = "pass" if len(raised) == 2 else "differs"
-        return Result(check=check, case=name, verdict=verdict, detail=f"one of the two raises: {raised[0]}")
+        detail = f"{'both raise' if len(raised) == 2 else 'one of the two raises'}: {raised[0]}"
+        return Result(check=check, case=name, verdict=verdict, detail=detail)
     assert isinstance(got, Returned) and isinstance(wanted, Returned)
     outputs = subject.compare(got.outputs, wanted.outputs, slack=CONSISTENT)
     verdict = "pass" if all(found.ok for found in outputs) else "differs"

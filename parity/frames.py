@@ -48,12 +48,13 @@ def pack(head: msgspec.Struct, tensors: Tensors) -> bytes:
 
 
 def unpack(read: Callable[[int], bytes]) -> Frame | None:
-    """One frame by `read(count)`, which gives fewer bytes only at the end of the stream; None there."""
+    """One frame by `read(count)`, which gives fewer bytes only at the end of the stream; None if it ends before."""
     lengths = read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
     head, body = LENGTHS.unpack(lengths)
-    return Frame(read(head), read(body))
+    frame = Frame(read(head), read(body))
+    return frame if (len(frame.head), len(frame.body)) == (head, body) else None
 
 
 def tensors_in(frame: Frame) -> Tensors:

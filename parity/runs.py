@@ -147,9 +147,6 @@ class Compiled:
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
         return self.ask(Ask("call"), inputs)
 
-    def reset(self) -> None:
-        self.ask(Ask("reset"))
-
     def wait(self) -> None:
         """Until the bundle is loaded; MctlError of the runner where it cannot be, CrashError where loading kills."""
         if self._process is None:
@@ -188,7 +185,7 @@ class Compiled:
         except TimeoutError:
             self._stop()
             raise CrashError(f"no answer within {seconds:g} s") from None
-        if frame is None or len(frame.head) == 0:
+        if frame is None:
             raise CrashError(self._last_words())
         answer = msgspec.json.decode(frame.head, type=Answer)
         self.seconds, self.peak = answer.seconds, answer.peak
@@ -202,7 +199,11 @@ class Compiled:
     def _last_words(self) -> str:
         """How the child ended, with what it said: an exception's text, or its last line."""
         assert self._process is not None
-        code = self._process.wait()
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:  # it closed the pipe and lives
+            self._process.kill()
+            code = self._process.wait()
         self._chatter.seek(0)
         lines = [line.strip() for line in self._chatter.read().decode(errors="replace").splitlines() if line.strip()]
         self._stop()

@@ -39,6 +39,9 @@ class Compiled:
         self.kept: Tensors = {}
 
     def ask(self, ask: Ask, inputs: Tensors) -> Tensors:
+        if ask.do == "reset":
+            self.reset()
+            return {}
         if ask.do == "kept":
             return _sent(self.kept)
         if ask.seed is not None:

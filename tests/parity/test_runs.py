@@ -1,5 +1,6 @@
 """Compiled code in a process that may die, hang or talk; eager in fp64; state."""
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from torch import nn
 
 from mctl.bundle_format.errors import HostError
 from mctl.parity import runs
-from mctl.parity.frames import Ask
+from mctl.parity.frames import Ask, pack, tensors_in, unpack
 from mctl.parity.runs import Compiled, Crashed, CrashError, Double, Raised, Reference, Returned, attempt
 
 X = {"x": torch.arange(6.0).reshape(2, 3)}
@@ -162,3 +163,12 @@ def test_reset_makes_a_fresh_model() -> None:
     assert [run({})["n"].item() for _ in range(2)] == [1, 2]
     run.reset()
     assert run({})["n"].item() == 1
+
+
+def test_a_frame_that_is_cut_is_none() -> None:
+    whole = pack(Ask("call"), X)
+    stream = io.BytesIO(whole)
+    frame = unpack(stream.read)
+    assert frame is not None and tensors_in(frame)["x"].equal(X["x"]) and unpack(stream.read) is None
+    for length in (0, 7, 16, 20, len(whole) - 1):
+        assert unpack(io.BytesIO(whole[:length]).read) is None
