@@ -71,7 +71,9 @@ def check_storable(constants: Mapping[str, "torch.Tensor"]) -> None:
         if dtype not in DTYPES or tensor.layout != torch.strided:
             kind = dtype if tensor.layout == torch.strided else f"{tensor.layout} {dtype}"
             hint = (
-                "keep it as a pair of real tensors, and join them with `torch.complex`" if tensor.is_complex() else None
+                "keep it as pairs of real numbers, and see them through `torch.view_as_complex`"
+                if tensor.is_complex()
+                else None
             )
             raise CompileError(f"constant `{name}` is a {kind} tensor, which a bundle cannot hold", hint)
 

@@ -130,5 +130,6 @@ def _compiler_failed(output: str) -> CompileError:
             "the C++ compiler was killed: most likely the machine ran out of memory",
             "close other programs, or use a machine with more memory",
         )
-    line = next((line for line in output.splitlines() if "error:" in line), output.strip().splitlines()[-1])
+    lines = output.strip().splitlines() or ["it said nothing"]
+    line = next((line for line in lines if "error:" in line), lines[-1])
     return CompileError(f"the C++ compiler refuses the generated code: {line.strip()[:300]}", _TRY)

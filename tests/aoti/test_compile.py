@@ -110,7 +110,9 @@ def test_no_instruction_above_the_target(
 # --- odd surroundings --------------------------------------------------------------------------------------------
 
 
-def test_blanks_umlauts_no_home_and_another_folder(mlp_program: Path, work: Path, run_mctl: Run) -> None:
+def test_blanks_umlauts_no_home_and_another_folder(
+    mlp_program: Path, mlp_bundle: Path, work: Path, run_mctl: Run
+) -> None:
     kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME")}
     bundle = work.parent / "a bü ndle.pt2"
     done = run_mctl(
@@ -122,6 +124,13 @@ def test_blanks_umlauts_no_home_and_another_folder(mlp_program: Path, work: Path
         assert archive.manifest.buckets == {"batch": (4, 64)}
         assert archive.manifest.parity == "skipped"
     assert re.search(r"parity +skipped", run_mctl("inspect", bundle).stdout)
+    assert members(bundle) == members(mlp_bundle)  # the same bytes, made in another place at another time
+
+
+def members(bundle: Path) -> dict[str, str]:
+    """Path and SHA-256 of what a compile makes."""
+    with open_bundle(bundle) as archive:
+        return {path: member.sha256 for path, member in archive.manifest.members.items() if "extra/" not in path}
 
 
 # --- how it ends -------------------------------------------------------------------------------------------------
