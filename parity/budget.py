@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..bundle_format.contract import Contract
 from .cases import MAX_BYTES, volume, work
 
-CALL_SECONDS = 15.0
+CALL_SECONDS = 20.0
 Dims = Mapping[str, int]
 
 

@@ -25,10 +25,10 @@ def test_cost_grows_with_rows_and_faster_with_other_dims() -> None:
     budget = Budget(MODEL, 100.0)
     budget.record(sizes(1, 1), 0.0, 0)
     budget.record(sizes(2, 4), 0.5, 0)
-    assert budget.refuse(sizes(60, 4)) == ""  # 30 x 0.5 = 15 s
-    assert budget.refuse(sizes(62, 4)) == "about 16 s, allowed 15 s a case"
+    assert budget.refuse(sizes(80, 4)) == ""  # 40 x 0.5 = 20 s
+    assert budget.refuse(sizes(84, 4)) == "about 21 s, allowed 20 s a case"
     assert budget.refuse(sizes(2, 36)) == ""  # 9 ** 1.5 = 27 times: 13.5 s
-    assert budget.refuse(sizes(2, 64)) == "about 32 s, allowed 15 s a case"  # 64 times
+    assert budget.refuse(sizes(2, 64)) == "about 32 s, allowed 20 s a case"  # 64 times
 
 
 def test_what_every_call_costs_does_not_grow() -> None:
@@ -36,7 +36,7 @@ def test_what_every_call_costs_does_not_grow() -> None:
     budget.record(sizes(1, 1), 1.0, 0)
     budget.record(sizes(2, 1), 1.01, 0)
     assert budget.refuse(sizes(1000, 1)) == ""  # 1 + 500 * 0.01 = 6 s
-    assert budget.refuse(sizes(3000, 1)) == "about 16 s, allowed 15 s a case"
+    assert budget.refuse(sizes(4000, 1)) == "about 21 s, allowed 20 s a case"
 
 
 def test_the_total_is_kept() -> None:
