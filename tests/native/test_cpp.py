@@ -1,4 +1,4 @@
-"""mctl-runner's own tests: plain, under ASan and UBSan, and its worker on the samples' bundles."""
+"""mctl-runner's own tests, its worker on the samples' bundles, both under ASan and UBSan; what the binary is."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mctl.bundle_format.host import find_libtorch
+from mctl.runner.native import find_runner
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "runner" / "cpp"
@@ -26,37 +27,28 @@ def _call(*words: str | Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def built() -> Callable[[str], Path]:
-    """`built("asan")` is the folder of that preset, with the tests in it."""
-    folders: dict[str, Path] = {}
-
-    def build(preset: str) -> Path:
-        if preset not in folders:
-            _call("cmake", "--preset", preset, f"-DPYTHON={sys.executable}")
-            _call("cmake", "--build", "--preset", preset, "--target", "runner-tests")
-            folders[preset] = ROOT / "build" / preset
-        return folders[preset]
-
-    return build
+def tests() -> Path:
+    """The C++ tests, under ASan and UBSan: `cmake --preset native` makes them without."""
+    _call("cmake", "--preset", "asan", f"-DPYTHON={sys.executable}")
+    _call("cmake", "--build", "--preset", "asan", "--target", "runner-tests")
+    return ROOT / "build" / "asan" / "runner-tests"
 
 
-@pytest.mark.parametrize("preset", ["native", "asan"])
-def test_cpp(built: Callable[[str], Path], preset: str) -> None:
-    built(preset)
-    assert "100% tests passed" in _call("ctest", "--preset", preset)
+@pytest.mark.usefixtures("tests")
+def test_cpp() -> None:
+    assert "100% tests passed" in _call("ctest", "--preset", "asan")
 
 
 @pytest.mark.parametrize("sample", ["mlp", "cnn", "mixed", "stateful"])
-def test_worker_on_a_bundle(built: Callable[[str], Path], make_bundle: Callable[[str], Path], sample: str) -> None:
+def test_worker_on_a_bundle(tests: Path, make_bundle: Callable[[str], Path], sample: str) -> None:
     libtorch = find_libtorch()
     assert libtorch
-    said = _call(built("native") / "runner-tests", "--run_test=bundle_", "--", make_bundle(sample), libtorch)
+    said = _call(tests, "--run_test=bundle_", "--", make_bundle(sample), libtorch)
     assert "No errors detected" in said
 
 
-def test_the_binary_is_small_and_links_no_torch(built: Callable[[str], Path], tmp_path: Path) -> None:
-    _call("cmake", "--build", "--preset", "native", "--target", "mctl-runner")
-    binary = built("native") / "mctl-runner"
+def test_the_binary_is_small_and_links_no_torch(tmp_path: Path) -> None:
+    binary = find_runner()
     _call("strip", "-o", tmp_path / "stripped", binary)
     assert (tmp_path / "stripped").stat().st_size < MAX_BINARY
     needed = {line.split("[")[1][:-1] for line in _call("readelf", "-d", binary).splitlines() if "(NEEDED)" in line}
