@@ -145,6 +145,8 @@ class Archive:
                 raise self.damage(f"member `{path}` does not have the CRC-32 that the zip directory says")
         if not paths:
             self.verify(MANIFEST)
+            if hasattr(mmap, "MADV_DONTNEED"):  # else the whole file counts as this process's memory
+                self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def damage(self, text: str) -> BundleError:
         """An error that names this file."""
