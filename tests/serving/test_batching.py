@@ -85,13 +85,13 @@ def test_requests_that_queue_share_a_padded_batch(mlp_bundle: Path, mlp: Mlp) ->
 
 
 def test_a_delay_waits_for_company(mlp_bundle: Path) -> None:
-    with Server(mlp_bundle, "--max-queue-delay-us", "300000") as server, ThreadPoolExecutor(8) as pool:
+    with Server(mlp_bundle, "--max-queue-delay-us", "1000000") as server, ThreadPoolExecutor(8) as pool:
         began = time.monotonic()
         first = start(pool, server, random(1))
         time.sleep(0.05)
         second = start(pool, server, random(2))
         assert {done.result().headers["x-mctl-batch-size"] for done in (first, second)} == {"3"}
-        assert 0.29 < time.monotonic() - began < 0.6
+        assert time.monotonic() - began > 0.99
         assert first.result().headers["x-mctl-bucket"] == "batch=4"
         assert server.metrics()['mctl_batches_total{bucket="batch=4",reason="delay"}'] == 1
         assert server.metrics()["mctl_padded_rows_total"] == 1
