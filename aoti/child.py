@@ -98,7 +98,7 @@ def _peak_bytes() -> int:
     import resource
 
     usage = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return max(usage) * 1024
+    return max(usage) * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

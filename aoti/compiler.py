@@ -99,6 +99,8 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
     The program is unpickled by torch in the child process: it is trusted as much as the model's source. What mctl did
     not write, or what was changed since, is refused.
     """
+    if options.timeout is not None and not options.timeout > 0:
+        raise UsageError(f"`--timeout {options.timeout:g}` leaves no time", "give it the seconds that it may take")
     compiler = find_compiler()
     machine = machine_for(options.target, compiler)
     program = archives.open_program(program_path)

@@ -16,25 +16,17 @@ class Imports:
     glibc: str
     glibcxx: str
 
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Those that run one of ATen's operators: `aoti_torch_cpu_addmm_out`."""
-        return tuple(name for name in self.torch if name.startswith("aoti_torch_cpu_"))
-
-    @property
-    def vector_math(self) -> tuple[str, ...]:
-        """Those of the SLEEF library inside libtorch: `Sleef_expf16_u10`."""
-        return tuple(name for name in self.torch if name.startswith("Sleef_"))
-
 
 def read_imports(path: Path) -> Imports:
-    """Reads the dynamic symbols of an ELF library.
+    """Reads the dynamic symbols of an ELF library; a library of another format tells nothing.
 
     What libc, libstdc++, libgcc and OpenMP provide carries a symbol version; the C interface of torch and SLEEF do not.
     """
     from elftools.elf.elffile import ELFFile
 
     with path.open("rb") as file:
+        if file.read(4) != b"\x7fELF":
+            return Imports((), (), "", "")
         elf = ELFFile(file)
         symbols = elf.get_section_by_name(".dynsym")
         indices = elf.get_section_by_name(".gnu.version")

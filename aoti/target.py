@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from ..bundle_format.errors import CompileError, UsageError
+from ..bundle_format.errors import CompileError, HostError, UsageError
 from ..bundle_format.host import LEVELS, cpu_features, isa_level
 from ..bundle_format.manifest import Isa, Target
 
@@ -68,10 +68,6 @@ class Machine:
     march: str | None
     features: tuple[str, ...]  # of /proc/cpuinfo, sorted
 
-    @property
-    def runs_here(self) -> bool:
-        return set(self.features) <= cpu_features() or sys.platform != "linux"
-
     def manifest(self, glibc: str, glibcxx: str) -> Target:
         """As the bundle records it; `glibc` and `glibcxx` are the versions that its libraries need."""
         system = cast(Literal["linux", "darwin", "windows"], sys.platform)
@@ -92,6 +88,16 @@ def machine_for(choice: str, compiler: list[str]) -> Machine:
         raise CompileError(f"this machine's instruction set `{level}` is not supported", "x86-64-v2 is the least")
     used = _native_features(compiler)
     return Machine(cast(Isa, level), None, tuple(sorted({*LEVELS.get(level, ()), *used})))
+
+
+def require_runs_here(choice: str) -> None:
+    """HostError if this machine cannot run what is compiled for `--target` (an unknown one passes)."""
+    lacking = [feature for feature in LEVELS.get(choice, ()) if feature not in cpu_features()]
+    if lacking and sys.platform == "linux":
+        raise HostError(
+            f"this CPU cannot run {choice} code, so the bundle could not be checked: it has no {', '.join(lacking)}",
+            "compile with `--no-parity`, and check the bundle with `mctl parity` on a machine that can run it",
+        )
 
 
 def _native_features(compiler: list[str]) -> set[str]:

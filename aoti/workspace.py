@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -103,8 +104,12 @@ def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str]) -> Pat
 
     The library gets no debug information, and no path of this machine: `hidden` maps folders to what is written.
     """
-    extra = ["-g0", "-Wl,--strip-all", *(f"-ffile-prefix-map={path}={name}" for path, name in hidden.items())]
-    script = work / Path(command[0]).name
+    extra = ["-g0", *(f"-ffile-prefix-map={path}={name}" for path, name in hidden.items())]
+    if sys.platform == "linux":
+        extra.append("-Wl,--strip-all")
+    # torch tells compilers apart by their names: that of `ccache g++` is g++
+    names = [Path(word).name for word in command]
+    script = work / next((name for name in names if "++" in name or "clang" in name or "gcc" in name), names[0])
     script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@" {shlex.join(extra)}\n')
     script.chmod(0o700)
     try:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -70,14 +69,13 @@ def _headers() -> Check:
         compiler = find_compiler()
     except MctlError:
         return Check("headers", "missing", "no compiler to look for them", "install a C++ compiler first")
-    include = sysconfig.get_path("include")
-    source = "#include <Python.h>\n#include <algorithm>\n#include <omp.h>\n"
-    command = [*compiler, "-std=c++20", "-fopenmp", f"-I{include}", "-fsyntax-only", "-x", "c++", "-"]
+    source = "#include <algorithm>\n#include <omp.h>\n"
+    command = [*compiler, "-std=c++20", "-fopenmp", "-fsyntax-only", "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode == 0:
-        return Check("headers", "ok", "Python, C++ and OpenMP")
+        return Check("headers", "ok", "C++ and OpenMP")
     lacking = next((line for line in done.stderr.splitlines() if "error" in line), "a test file does not compile")
-    hint = "install them (Debian, Ubuntu: `sudo apt-get install python3-dev g++`)"
+    hint = "install them (Debian, Ubuntu: `sudo apt-get install g++`)"
     return Check("headers", "missing", lacking, hint)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 from ..aoti.compiler import CompileOptions, Staged, Stats, compile_program
+from ..aoti.target import require_runs_here
+from ..aoti.workspace import require_space
 from ..bundle_format import archive as archives
 from ..bundle_format.errors import ParityError, UsageError
 from ..bundle_format.layout import REPORT
@@ -63,6 +65,11 @@ def compile_checked(
     loses its batch dim, and says so. FailedError (with the report) where the compiled model is another; CompileError.
     """
     _require_folder(output)
+    if parity:
+        require_runs_here(options.target)
+    if program_path.is_file():  # with parity, there is a second bundle for a while
+        size = program_path.stat().st_size * (2 if parity else 1)
+        require_space(output.resolve().parent, size, "free some space, or choose another place with `-o`")
     with compile_program(program_path, options, progress) as staged:
         report = None
         if parity:

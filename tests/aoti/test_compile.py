@@ -213,6 +213,7 @@ def test_no_compiler_is_said_at_once(mlp_program: Path, work: Path, run_mctl: Ru
         (["--inductor", "max_autotune=maybe"], ["max_autotune", "maybe"]),
         (["--inductor", "cpp.simdlen=256"], ["cpp.simdlen", "--target"]),
         (["--name", "a/b"], ["a/b"]),
+        (["--timeout", "0"], ["--timeout 0", "no time"]),
     ],
 )
 def test_options_that_make_no_sense(
