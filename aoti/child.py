@@ -21,7 +21,7 @@ from ..bundle_format.errors import MctlError
 from .constants import make_dense, store
 from .inductor import settings
 from .protocol import LIBRARY, WEIGHTS, Done, Failed, Message, Phase, Request
-from .variant import compile_variant
+from .variant import compile_variant, explained
 
 Say = Callable[[Message], None]
 
@@ -37,10 +37,9 @@ def main() -> None:
     threading.Thread(target=_die_with_parent, args=(sys.stdin.buffer, request.remove), daemon=True).start()
     try:
         say(_compile(request, say))
-    except MctlError as error:
-        say(Failed(type(error).__name__, error.message, error.hint))
-    except MemoryError:
-        say(Failed("CompileError", "there is not enough memory to compile the program"))
+    except (MctlError, MemoryError) as error:
+        cause = explained(error)
+        say(Failed(type(cause).__name__, cause.message, cause.hint))
     except Exception:
         say(Failed("bug", traceback.format_exc()))
     sys.stdout.flush()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+_NO_MEMORY = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # of torch, C++ and libc
+_MORE_MEMORY = "close other programs, or use a machine with more memory"
 _TRY = "this is a fault of torch or of the C++ compiler: try another version, or other `--inductor` options"
 
 
@@ -40,7 +42,7 @@ def compile_variant(
         try:
             files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         except Exception as error:
-            raise _explained(error) from error
+            raise explained(error) from error
     library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
     weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
     constants = {name: tensor for name, (tensor, _) in weights.items()}
@@ -100,18 +102,20 @@ def _listed(names: Iterable[str]) -> str:
 # --- torch's failures in a user's terms --------------------------------------------------------------------------
 
 
-def _explained(error: BaseException) -> MctlError:
+def explained(error: BaseException) -> MctlError:
     """The cause as an MctlError, however deep torch has wrapped it."""
     chain = list(_chain(error))
+    if any(isinstance(link, MemoryError) or re.search(_NO_MEMORY, str(link)) for link in chain):
+        return CompileError("there is not enough memory to compile the program", _MORE_MEMORY)
     for link in chain:
         if isinstance(link, MctlError):
             return link
-        if isinstance(link, MemoryError):
-            return CompileError("there is not enough memory to compile the program")
         if type(link).__name__ == "CppCompileError":
             return _compiler_failed(str(link))
         if isinstance(link, OSError) and link.errno is not None:
-            return CompileError(f"cannot compile the program: {(link.strerror or str(link)).lower()}: {link.filename}")
+            where = f" (`{link.filename}`)" if link.filename else ""
+            hint = "choose another folder with `--work-dir`"
+            return CompileError(f"cannot compile the program: {(link.strerror or str(link)).lower()}{where}", hint)
     first = re.sub(r"\s+", " ", str(error)).strip()[:500]
     return CompileError(f"torch cannot compile the program: {type(error).__name__}: {first}", _TRY)
 
@@ -126,10 +130,7 @@ def _compiler_failed(output: str) -> CompileError:
     if "No space left on device" in output:
         return CompileError("the disk is full", "free some space, or choose another folder with `--work-dir`")
     if "Killed signal" in output:
-        return CompileError(
-            "the C++ compiler was killed: most likely the machine ran out of memory",
-            "close other programs, or use a machine with more memory",
-        )
+        return CompileError("the C++ compiler was killed: most likely the machine ran out of memory", _MORE_MEMORY)
     lines = output.strip().splitlines() or ["it said nothing"]
     line = next((line for line in lines if "error:" in line), lines[-1])
     return CompileError(f"the C++ compiler refuses the generated code: {line.strip()[:300]}", _TRY)

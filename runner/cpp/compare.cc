@@ -47,10 +47,14 @@ std::string told(std::size_t index, const std::string& got, const std::string& w
 }
 
 template <class T>
-std::string integer_difference(std::span<const std::byte> got, std::span<const std::byte> wanted) {
-  for (std::size_t i = 0; i < wanted.size() / sizeof(T); ++i)
-    if (const T a = element<T>(got, i), b = element<T>(wanted, i); a != b)
+std::string integer_difference(std::span<const std::byte> got, std::span<const std::byte> wanted, Tolerance tolerance) {
+  for (std::size_t i = 0; i < wanted.size() / sizeof(T); ++i) {
+    const T a = element<T>(got, i), b = element<T>(wanted, i);
+    // Their distance is exact in 64 bits without a sign, as their doubles are not.
+    const std::uint64_t apart = a > b ? std::uint64_t(a) - std::uint64_t(b) : std::uint64_t(b) - std::uint64_t(a);
+    if (static_cast<double>(apart) > tolerance.atol + tolerance.rtol * std::abs(static_cast<double>(b)))
       return told(i, std::to_string(a), std::to_string(b));
+  }
   return {};
 }
 
@@ -96,21 +100,21 @@ std::string difference(Dtype dtype, std::span<const std::byte> got, std::span<co
   switch (dtype) {
     case Dtype::boolean:
     case Dtype::u8:
-      return integer_difference<std::uint8_t>(got, wanted);
+      return integer_difference<std::uint8_t>(got, wanted, tolerance);
     case Dtype::u16:
-      return integer_difference<std::uint16_t>(got, wanted);
+      return integer_difference<std::uint16_t>(got, wanted, tolerance);
     case Dtype::u32:
-      return integer_difference<std::uint32_t>(got, wanted);
+      return integer_difference<std::uint32_t>(got, wanted, tolerance);
     case Dtype::u64:
-      return integer_difference<std::uint64_t>(got, wanted);
+      return integer_difference<std::uint64_t>(got, wanted, tolerance);
     case Dtype::i8:
-      return integer_difference<std::int8_t>(got, wanted);
+      return integer_difference<std::int8_t>(got, wanted, tolerance);
     case Dtype::i16:
-      return integer_difference<std::int16_t>(got, wanted);
+      return integer_difference<std::int16_t>(got, wanted, tolerance);
     case Dtype::i32:
-      return integer_difference<std::int32_t>(got, wanted);
+      return integer_difference<std::int32_t>(got, wanted, tolerance);
     case Dtype::i64:
-      return integer_difference<std::int64_t>(got, wanted);
+      return integer_difference<std::int64_t>(got, wanted, tolerance);
     case Dtype::f16:
       return float_difference<Half>(got, wanted, tolerance, 1e-3);
     case Dtype::bf16:

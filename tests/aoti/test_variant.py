@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mctl.aoti.variant import _check_operators, _explained
+from mctl.aoti.variant import _check_operators, explained
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.errors import BundleError, CompileError
 from mctl.runner import load
@@ -142,7 +142,9 @@ def wrapped(cause: Exception) -> Exception:
     [
         (wrapped(CompileError("the cause")), "the cause"),
         (wrapped(MemoryError()), "there is not enough memory to compile the program"),
-        (OSError(28, "No space left on device", "f"), "cannot compile the program: no space left on device: f"),
+        (wrapped(RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")), "there is not enough memory"),
+        (OSError(28, "No space left on device", "f"), "cannot compile the program: no space left on device (`f`)"),
+        (OSError(27, "File too large"), "cannot compile the program: file too large"),
         (CppCompileError("x\nfatal error: /d/f.o: No space left on device"), "the disk is full"),
         (CppCompileError("g++: fatal error: Killed signal terminated program cc1plus"), "the C++ compiler was killed"),
         (
@@ -154,10 +156,10 @@ def wrapped(cause: Exception) -> Exception:
     ],
 )
 def test_failures_of_torch_are_told_in_one_line(error: Exception, message: str) -> None:
-    told = _explained(error)
+    told = explained(error)
     assert message in told.message
     assert "\n" not in told.message
 
 
 def test_a_program_error_keeps_its_kind() -> None:
-    assert isinstance(_explained(wrapped(BundleError("damaged"))), BundleError)
+    assert isinstance(explained(wrapped(BundleError("damaged"))), BundleError)

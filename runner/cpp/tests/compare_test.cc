@@ -54,14 +54,17 @@ BOOST_AUTO_TEST_CASE(half_precision) {
              "element 0 is -2.000000, eager gave 1.000000");
 }
 
-BOOST_AUTO_TEST_CASE(integers_are_equal) {
+BOOST_AUTO_TEST_CASE(integers) {
   const std::int64_t large = std::int64_t{1} << 60;
   BOOST_TEST(told<std::int64_t>(Dtype::i64, {large}, {large}).empty());
-  BOOST_TEST(told<std::int64_t>(Dtype::i64, {large + 1}, {large}, {1, 1}) ==
+  BOOST_TEST(told<std::int64_t>(Dtype::i64, {large + 1}, {large}, {0, 0.5}) ==
              "element 0 is 1152921504606846977, eager gave 1152921504606846976");
+  BOOST_TEST(told<std::int64_t>(Dtype::i64, {large + 1}, {large}, {0, 1}).empty());
+  BOOST_TEST(told<std::int64_t>(Dtype::i64, {INT64_MIN}, {INT64_MAX}, {0, 1e19}) ==
+             "element 0 is -9223372036854775808, eager gave 9223372036854775807");
   BOOST_TEST(told<std::uint8_t>(Dtype::boolean, {0}, {1}) == "element 0 is 0, eager gave 1");
   BOOST_TEST(told<std::int8_t>(Dtype::i8, {-1}, {-1}).empty());
-  BOOST_TEST(told<std::uint16_t>(Dtype::u16, {65535}, {65534}) == "element 0 is 65535, eager gave 65534");
+  BOOST_TEST(told<std::uint16_t>(Dtype::u16, {65535}, {65534}, {0, 0}) == "element 0 is 65535, eager gave 65534");
   BOOST_TEST(told<std::uint32_t>(Dtype::u32, {1}, {1}).empty());
   BOOST_TEST(told<std::int16_t>(Dtype::i16, {1}, {1}).empty());
   BOOST_TEST(told<std::int32_t>(Dtype::i32, {1}, {2}) == "element 0 is 1, eager gave 2");
