@@ -17,7 +17,7 @@ from .. import __version__
 from ..bundle_format import archive as archives
 from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, UsageError
-from ..bundle_format.layout import BUNDLE_SCHEMA, VARIANTS, WEIGHTS
+from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
 from ..bundle_format.manifest import Manifest, Producer, Variant
 from . import plan, protocol
 from .process import run_child
@@ -183,11 +183,13 @@ def _fill(staged: Staged, base: Manifest, done: Done, machine: Machine) -> None:
         base, target=machine.manifest(imports.glibc, imports.glibcxx), variants=(variant,)
     )
     golden = [(case.member, staged._program.view(case.member)) for case in base.golden]
+    twin = [(ONNX, staged._program.view(ONNX))] if ONNX in staged._program.members else []
     staged.members = [
         (library, work / protocol.LIBRARY),
         (f"{stem}_metadata.json", _stock_metadata(staged.manifest)),
         (WEIGHTS, work / protocol.WEIGHTS),
         *golden,
+        *twin,
     ]
 
 

@@ -8,6 +8,7 @@ import re
 MANIFEST = "extra/mctl/manifest.json"
 REPORT = "extra/mctl/report.json"
 WEIGHTS = "mctl/weights.safetensors"
+ONNX = "mctl/program.onnx"
 GOLDEN = "mctl/golden/"  # + <case>.safetensors
 VARIANTS = "data/aotinductor/"  # + <variant>/<file>.so
 ALIGNMENT = 64  # of every member's data within the file, and of every tensor within a safetensors member

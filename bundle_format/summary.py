@@ -7,7 +7,7 @@ from typing import Literal
 from .archive import Archive
 from .contract import Contract, signature
 from .errors import printable
-from .layout import GOLDEN, WEIGHTS
+from .layout import GOLDEN, ONNX, WEIGHTS
 from .manifest import Golden, Manifest, Member, Producer, Source, Target, Variant
 
 
@@ -108,7 +108,7 @@ def _host(manifest: Manifest) -> Host | None:
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
     libraries = {variant.library for variant in manifest.variants}
-    sizes = {"code": 0, "weights": 0, "program": 0, "golden": 0, "other": 0}
+    sizes = {"code": 0, "weights": 0, "program": 0, "golden": 0, "onnx": 0, "other": 0}
     for path, member in manifest.members.items():
         if path in libraries:
             sizes["code"] += member.size
@@ -118,6 +118,8 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
             sizes["program"] += member.size
         elif path.startswith(GOLDEN):
             sizes["golden"] += member.size
+        elif path == ONNX:
+            sizes["onnx"] += member.size
         else:
             sizes["other"] += member.size
     return {what: size for what, size in sizes.items() if size}

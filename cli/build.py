@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..export.program import ExportRequest
 
 # The options of the three verbs, but for those that only connect them; of two with one name the first.
-_CONNECT = {"program", "bundle", "against", "parity"}
+_CONNECT = {"program", "bundle", "against", "parity", "runs"}
 _OPTIONS: dict[str, inspect.Parameter] = {}
 for verb in (export, compile, parity):
     for name, option in inspect.signature(verb).parameters.items():
@@ -52,7 +52,8 @@ def _export_request(options: dict[str, Any]) -> "ExportRequest":
         ranges=dict(map(dims.parse_range, options["range"])),
         pads=dict(map(dims.parse_pad, options["pad"])),
         output_names=tuple(options["output_name"].split(",")) if options["output_name"] else (),
-        **{name: options[name] for name in ("weights", "seed", "batch_dim", "allow_random")},
+        onnx=options["output"].with_suffix(".onnx") if options["onnx"] else None,
+        **{name: options[name] for name in ("weights", "seed", "batch_dim", "allow_random", "embed_onnx")},
     )
 
 

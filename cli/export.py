@@ -26,6 +26,8 @@ def export(
     allow_random: Annotated[
         bool, typer.Option("--allow-random", help="Export a model that draws random numbers.")
     ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the same program as ONNX, beside the output.")] = False,
+    embed_onnx: Annotated[bool, typer.Option("--embed-onnx", help="Keep the ONNX model in the output.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("program.pt2"),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
@@ -46,6 +48,8 @@ def export(
         output_names=tuple(output_name.split(",")) if output_name else (),
         batch_dim=batch_dim,
         allow_random=allow_random,
+        onnx=output.with_suffix(".onnx") if onnx else None,
+        embed_onnx=embed_onnx,
     )
     with progress.shown() as say:
         report = export_model(request, say)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,13 @@ def parity(
         list[str], typer.Option(metavar="OUTPUT=RTOL,ATOL", help="What an output may differ by.")
     ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(metavar="N", help="Of the inputs that are tried.")] = 0,
+    runs: Annotated[
+        Literal["compiled", "onnxruntime", "onnx-reference"],
+        typer.Option(help="What is judged: the compiled model, or a runtime with its ONNX twin."),
+    ] = "compiled",
+    onnx: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The ONNX twin, if it is neither in the bundle nor beside it.")
+    ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
@@ -42,7 +49,16 @@ def parity(
     from ..parity.check import check_bundle
 
     with progress.shown() as say:
-        found = check_bundle(bundle, against=against, weights=weights, tolerance=tolerances, seed=seed, progress=say)
+        found = check_bundle(
+            bundle,
+            against=against,
+            weights=weights,
+            tolerance=tolerances,
+            seed=seed,
+            runs=runs,
+            onnx=onnx,
+            progress=say,
+        )
     verdict.tell(found, {"junit": junit, "report": report, "html": html, "json": json})
     raise typer.Exit(0 if found.ok else 1)
 

@@ -21,6 +21,8 @@ from ..bundle_format import archive as archives
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import BundleError, ExportError, ModelError, UsageError
+from ..bundle_format.files import atomic
+from ..bundle_format.layout import ONNX
 from ..bundle_format.manifest import Golden, Manifest, Producer
 from . import graph
 from .capture import Captured, capture
@@ -32,6 +34,7 @@ from .example import make_inputs, tracing_sizes
 from .failures import FixedDimError
 from .golden import Case, dump_case, member_of
 from .naming import Tensors
+from .onnx import refuse_state, require_onnx, to_onnx
 from .proof import prove_case, prove_repeated, prove_steady, tolerance_of
 from .running import Run, call_model, run_program
 from .source import Source, fresh_copy, load_source
@@ -57,6 +60,8 @@ class ExportRequest:
     output_names: tuple[str, ...] = ()
     batch_dim: str | None = None  # None: found by mctl; "none": there is none
     allow_random: bool = False
+    onnx: Path | None = None  # where the ONNX twin is written
+    embed_onnx: bool = False  # it is in the program as well
 
     @property
     def wishes(self) -> Wishes:
@@ -78,6 +83,14 @@ class ExportReport:
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
     _require_place(request.output)
+    if request.onnx or request.embed_onnx:
+        require_onnx()
+    if request.onnx:
+        _require_place(request.onnx)
+        if request.onnx == request.output:
+            raise UsageError(
+                f"`{request.output}` is where the ONNX model goes", "write the program elsewhere with `-o`"
+            )
     clock = _Clock(progress)
     with clock.phase("import", f"importing {request.spec}"):
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
@@ -86,14 +99,23 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     notes: list[str] = []
     with clock.phase("trace", "tracing the model with torch.export"):
         traced = _trace(request, source, declared, notes)
+        if request.onnx or request.embed_onnx:
+            refuse_state(traced.contract)
     with clock.phase("prove", "comparing the program with the model"):
         cases = _cases(request, source, traced, notes)
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
+    manifest = _manifest(source, traced.contract, kept, notes)
+    members: list[tuple[str, archives.Data]] = [(member_of(case), dump_case(case)) for case in kept]
+    if request.onnx or request.embed_onnx:
+        with clock.phase("onnx", "writing the program as ONNX"):
+            twin = to_onnx(traced.captured.exported, traced.contract, source.record)
+        if request.onnx:
+            with atomic(request.onnx) as file:
+                file.write(twin)
+        members += [(ONNX, twin)] if request.embed_onnx else []
     with clock.phase("write", f"writing {request.output}"):
-        manifest = _write(
-            request.output, traced.captured.exported, _manifest(source, traced.contract, kept, notes), kept
-        )
+        manifest = _write(request.output, traced.captured.exported, manifest, members)
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
 
@@ -249,14 +271,16 @@ def producer() -> Producer:
     )
 
 
-def _write(path: Path, exported: ExportedProgram, manifest: Manifest, cases: list[Case]) -> Manifest:
-    """What `torch.export.save` writes, in one archive with the manifest and the golden cases."""
+def _write(
+    path: Path, exported: ExportedProgram, manifest: Manifest, more: list[tuple[str, archives.Data]]
+) -> Manifest:
+    """What `torch.export.save` writes, in one archive with the manifest and `more` members."""
     with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder:
         stock = Path(folder) / "stock.pt2"
         _save_stock(exported, stock, path)
         with Archive.open(stock) as saved:
             members: list[tuple[str, archives.Data]] = [(name, saved.view(name)) for name in saved.members]
-            members += [(member_of(case), dump_case(case)) for case in cases]
+            members += more
             written = archives.write(path, saved.top, members, manifest)
             members.clear()  # views of the mapping that is closed here
         return written

@@ -12,6 +12,7 @@ from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.golden import load_golden
 from . import against as beside
 from . import apart, batching
+from .onnx import Runs, twin_notes
 from .report import SCHEMA, Report, Result, Verdict, fair_tolerances, overall
 from .runs import Compiled, CrashError, RaisedError
 from .subject import Subject
@@ -27,18 +28,23 @@ def check_bundle(
     weights: Path | None = None,
     tolerance: Mapping[str, Tolerance] | None = None,
     seed: int = 0,
+    runs: Runs = "compiled",
+    onnx: Path | None = None,
     progress: Progress = lambda text: None,
 ) -> Report:
     """Parity of a bundle with its golden cases, or with the live eager model of `against` (MODEL.py[:NAME]).
 
-    MctlError where the bundle cannot be read or run here, or the model file cannot be loaded.
+    `runs` says what is judged: the compiled model, or its ONNX twin (the file `onnx`, or the one in or beside the
+    bundle). MctlError where the bundle cannot be read or run here, or the model file cannot be loaded.
     """
     with open_bundle(path) as archive:
         _refuse_unknown(archive.manifest, tolerance or {})
-        with Compiled(path) as compiled:  # it loads while this process does
+        notes = twin_notes(path, runs, onnx)
+        with Compiled(path, runs, onnx) as compiled:  # it loads while this process does
             progress("loading the model")
             truth = live(against, weights, archive.manifest) if against else None
-            return examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
+            report = examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
+    return msgspec.structs.replace(report, runs=runs, notes=(*report.notes, *notes))
 
 
 def examine(

@@ -1,6 +1,7 @@
 """The process in which compiled code runs for parity: whatever it does, mctl lives and says so.
 
-Started as `python -m mctl.parity.child BUNDLE`. It loads the bundle, answers (frames.py) that it did, and then obeys.
+Started as `python -m mctl.parity.child BUNDLE [RUNTIME [ONNX]]`. It loads the bundle, or its ONNX twin, answers
+(frames.py) that it did, and then obeys.
 """
 
 import os
@@ -8,21 +9,25 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
+from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import MctlError
 from ..runner.session import load
 from .frames import Answer, Ask, Tensors, pack, tensors_in, unpack
+from .onnx import OnnxSession, Runs, Runtime, twin
 
 
-def main(bundle: str) -> None:
+def main(bundle: str, runtime: Runs = "compiled", onnx: str = "") -> None:
     """Answers on what was stdout; the model's own prints go to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     served = _Served()
-    answers.write(served.answer(lambda: served.open(bundle)))
+    answers.write(served.answer(lambda: served.open(Path(bundle), runtime, onnx)))
     answers.flush()
     while served.loaded and (frame := unpack(sys.stdin.buffer.read)) is not None:
         ask = msgspec.json.decode(frame.head, type=Ask)
@@ -37,8 +42,8 @@ class _Served:
         self.loaded = False
         self.kept: Tensors = {}
 
-    def open(self, bundle: str) -> Tensors:
-        self.session = load(bundle)
+    def open(self, bundle: Path, runtime: Runs, onnx: str) -> Tensors:
+        self.session: Any = load(bundle) if runtime == "compiled" else _twin(bundle, runtime, onnx)
         self.loaded = True
         return {}
 
@@ -70,5 +75,12 @@ class _Served:
         return pack(msgspec.structs.replace(answer, seconds=seconds, peak=peak), outputs)
 
 
+def _twin(bundle: Path, runtime: Runtime, file: str) -> OnnxSession:
+    with open_bundle(bundle) as archive:
+        outputs = tuple(output.name for output in archive.manifest.contract.outputs)
+    model, _ = twin(bundle, Path(file) if file else None)
+    return OnnxSession(model, runtime, outputs)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])  # type: ignore[arg-type]

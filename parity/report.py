@@ -9,6 +9,7 @@ import msgspec
 from ..bundle_format.contract import Strict
 from ..bundle_format.manifest import Tolerance
 from .judge import Comparison
+from .onnx import Runs
 
 Verdict = Literal["pass", "differs", "random", "stateful", "eager-raises-compiled-returns", "compiled-raises", "crash"]
 Check = Literal["load", "golden", "values", "repeat", "rows", "padding"]
@@ -18,7 +19,7 @@ SEVERITY: tuple[Verdict, ...] = (
     *("crash", "compiled-raises", "eager-raises-compiled-returns", "stateful", "random", "differs", "pass"),
 )
 ADVICE: dict[Verdict, str] = {
-    "differs": "compile again from the same program and weights; a tolerance that is too narrow for the model is"
+    "differs": "make it again from the same program and weights; a tolerance that is too narrow for the model is"
     " widened with `--tolerance OUTPUT=RTOL,ATOL`",
     "random": "export with `--allow-random` if the model is meant to draw random numbers, else put it in eval mode",
     "stateful": "register what changes between calls as a buffer and export again, so that the state is declared",
@@ -94,6 +95,7 @@ class Report(Strict, frozen=True):
     left_out: tuple[str, ...] = ()  # cases beyond the budget
     notes: tuple[str, ...] = ()
     batchable: bool | None = None  # None: there is no batch dim
+    runs: Runs = "compiled"  # what ran the model that was judged
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -152,7 +154,8 @@ def headline(report: Report) -> str:
     is_it = "is the eager model" if report.ok else "is not the eager model"
     if report.ok and report.verdict == "random":
         is_it = "draws random numbers: only shapes and dtypes were compared"
-    return f"{report.verdict}: {report.model} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
+    by = "" if report.runs == "compiled" else f" by {report.runs}"
+    return f"{report.verdict}: {report.model}{by} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
 
 
 def fair_tolerances(results: Iterable[Result]) -> dict[str, Tolerance]:

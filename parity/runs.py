@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..bundle_format import errors
 from .frames import Answer, Ask, pack, tensors_in, unpack
+from .onnx import Runs
 
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Tensors], dict[str, Tensor]]  # named inputs to named outputs; raises what the model raises
@@ -125,10 +126,15 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class Compiled:
-    """A bundle in a child process, started at once and again after a crash; the process ends with the context."""
+    """A bundle in a child process, started at once and again after a crash; the process ends with the context.
 
-    def __init__(self, bundle: Path, *, call_seconds: float = CALL_SECONDS) -> None:
-        self.bundle = bundle
+    `runs` says what runs it there; an ONNX runtime takes the model of the file `onnx`, or the one in the bundle.
+    """
+
+    def __init__(
+        self, bundle: Path, runs: Runs = "compiled", onnx: Path | None = None, *, call_seconds: float = CALL_SECONDS
+    ) -> None:
+        self.command = (*CHILD, str(bundle), runs, *([str(onnx)] if onnx else []))
         self.call_seconds = call_seconds
         self.seconds = 0.0  # of the last call, in the child
         self.peak = 0  # largest resident size of the child, bytes
@@ -168,7 +174,7 @@ class Compiled:
         self._chatter = tempfile.TemporaryFile()  # noqa: SIM115
         environment = os.environ | {"OMP_WAIT_POLICY": "passive"}  # spinning threads would starve eager beside it
         self._process = subprocess.Popen(
-            [*CHILD, str(self.bundle)],
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._chatter,

@@ -1,7 +1,7 @@
 """All kinds of arguments: a dict, a keyword, a constant; two outputs of different rank, one of them twice as long.
 
 mctl export samples/mixed.py --dim batch=1:16 --dim seq=2:64@batch.ids:1,batch.mask:1 \
-    --pad batch.ids=0 --pad batch.mask=0
+    --pad batch.ids=0 --pad batch.mask=0 --embed-onnx
 """
 
 import torch

@@ -9,6 +9,7 @@ namespace mctl {
 constexpr std::string_view kManifest = "extra/mctl/manifest.json";
 constexpr std::string_view kReport = "extra/mctl/report.json";
 constexpr std::string_view kWeights = "mctl/weights.safetensors";
+constexpr std::string_view kOnnx = "mctl/program.onnx";
 constexpr std::string_view kGolden = "mctl/golden/";
 constexpr std::string_view kVariants = "data/aotinductor/";
 constexpr std::size_t kAlignment = 64;
