@@ -12,6 +12,7 @@ import typer
 from .. import __version__
 from ..bundle_format.errors import MctlError
 from . import console
+from .bench import bench
 from .build import build
 from .compile import compile
 from .config import Configured
@@ -50,6 +51,7 @@ app.command()(export)
 app.command()(compile)
 app.command()(parity)
 app.command(cls=Configured)(build)
+app.command()(bench)
 app.command()(inspect)
 app.command()(verify)
 app.command()(run)

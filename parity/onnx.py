@@ -1,7 +1,7 @@
 """The ONNX twin as a session: named tensors in, named tensors out, by onnxruntime or by ONNX's own reference."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ..export.onnx import record
 
 Runtime = Literal["onnxruntime", "onnx-reference"]
 Runs = Literal["compiled", "onnxruntime", "onnx-reference"]
+Bind = Callable[[list[str], Mapping[str, Tensor]], Callable[[], list[Tensor]]]  # outputs, inputs -> a call
 PACKAGES: dict[Runtime, str] = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
 
 
@@ -64,16 +65,20 @@ class OnnxSession:
 
     def __init__(self, model: bytes, runtime: Runtime, outputs: tuple[str, ...], threads: int | None = None) -> None:
         self.outputs = list(outputs)
-        self._run = _reference(model) if runtime == "onnx-reference" else _onnxruntime(model, threads)
+        self._bind = _reference(model) if runtime == "onnx-reference" else _onnxruntime(model, threads)
 
     def call(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.outputs, self._run(self.outputs, inputs), strict=True))
+        return dict(zip(self.outputs, self.bind(inputs)(), strict=True))
+
+    def bind(self, inputs: Mapping[str, Tensor]) -> Callable[[], list[Tensor]]:
+        """A call with these inputs, which may be made again and again."""
+        return self._bind(self.outputs, inputs)
 
     def reset_state(self) -> None:
         """An ONNX model has none."""
 
 
-def _onnxruntime(model: bytes, threads: int | None) -> Any:
+def _onnxruntime(model: bytes, threads: int | None) -> Bind:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -82,28 +87,32 @@ def _onnxruntime(model: bytes, threads: int | None) -> Any:
         options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
-    def run(outputs: list[str], inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        taken = {each.name for each in session.get_inputs()}
-        values = {
-            name: onnxruntime.OrtValue.from_dlpack(tensor.contiguous())
-            for name, tensor in inputs.items()
-            if name in taken
-        }
-        return [torch.from_dlpack(value) for value in session.run_with_ort_values(outputs, values)]
+    def bind(outputs: list[str], inputs: Mapping[str, Tensor]) -> Callable[[], list[Tensor]]:
+        binding = session.io_binding()
+        for each in session.get_inputs():
+            binding.bind_ortvalue_input(each.name, onnxruntime.OrtValue.from_dlpack(inputs[each.name].contiguous()))
+        for name in outputs:
+            binding.bind_output(name)
 
-    return run
+        def run() -> list[Tensor]:
+            session.run_with_iobinding(binding)
+            return [torch.from_dlpack(value) for value in binding.get_outputs()]
+
+        return run
+
+    return bind
 
 
-def _reference(model: bytes) -> Any:
+def _reference(model: bytes) -> Bind:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(model)
 
-    def run(outputs: list[str], inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    def bind(outputs: list[str], inputs: Mapping[str, Tensor]) -> Callable[[], list[Tensor]]:
         given = {name: _to_numpy(tensor) for name, tensor in inputs.items()}
-        return [_from_numpy(array) for array in evaluator.run(outputs, given)]
+        return lambda: [_from_numpy(array) for array in evaluator.run(outputs, given)]
 
-    return run
+    return bind
 
 
 def _to_numpy(tensor: Tensor) -> Any:

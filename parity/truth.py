@@ -21,13 +21,18 @@ class Truth:
 
 
 def live(spec: str, weights: Path | None, manifest: Manifest) -> Truth:
-    """Eager from `MODEL.py[:NAME]`, made as the manifest records: its seed, its weights (here or beside the file)."""
+    """Eager from `MODEL.py[:NAME]`, made as the manifest records."""
+    return live_source(recorded_source(spec, weights, manifest), manifest)
+
+
+def recorded_source(spec: str, weights: Path | None, manifest: Manifest) -> Source:
+    """`MODEL.py[:NAME]`, made as the manifest records: its seed, its weights (here or beside the file)."""
     recorded = manifest.source
     if spec.endswith(".py"):
         spec = f"{spec}:{recorded.model}"
     file = Path(spec.rpartition(":")[0])
     weights = weights or _recorded_weights(manifest, file)
-    return live_source(load_source(spec, weights=weights, seed=recorded.seed), manifest)
+    return load_source(spec, weights=weights, seed=recorded.seed)
 
 
 def live_source(source: Source, manifest: Manifest) -> Truth:

@@ -1,10 +1,12 @@
-// mctl-runner: one binary, two roles. `serve` is for people, `worker` is how the supervisor starts its processes.
+// mctl-runner: one binary, three roles. `serve` is for people, `worker` is how the supervisor starts its processes,
+// `measure` is how `mctl bench` does.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
 
+#include "measure.h"
 #include "options.h"
 #include "serve.h"
 #include "supervisor.h"
@@ -44,10 +46,16 @@ int work(const std::vector<std::string>& words) {
   return mctl::run_worker(options);
 }
 
+int measure(const std::vector<std::string>& words) {
+  if (words.size() != 3) return fail({mctl::Code::usage, "`measure` is started by `mctl bench`"});
+  return mctl::run_measure({words[0], words[1], std::atoi(words[2].c_str())});
+}
+
 int run(const std::string& role, const std::vector<std::string>& words) {
   if (role == "--version") return std::puts("mctl-runner " MCTL_VERSION) < 0;
   if (role == "serve" && (words.empty() || (words[0] != "--help" && words[0] != "-h"))) return serve(words);
   if (role == "worker") return work(words);
+  if (role == "measure") return measure(words);
   if (role == "serve" || role == "--help" || role == "-h") return std::puts(mctl::serve_help().c_str()) < 0;
   return fail({mctl::Code::usage, "no such role: `" + role + "`"});
 }

@@ -1,0 +1,133 @@
+"""`mctl bench`: how fast is a bundle, at which size, beside what?"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..bundle_format.archive import open_bundle
+from ..bundle_format.errors import UsageError
+from . import console, progress
+
+if TYPE_CHECKING:
+    from ..parity.bench import BenchReport
+    from ..runner.bench import Measured
+
+_BUNDLE = Path("bundle.pt2")
+_PEERS = ("eager", "compile", "onnxruntime", "openvino")
+
+
+def bench(
+    bundle: Annotated[Path, typer.Argument(help="What `mctl compile` wrote.")] = _BUNDLE,
+    dim: Annotated[
+        list[str], typer.Option(metavar="NAME=MIN:MAX|SIZE,…", help="Sizes to measure [the batch's buckets].")
+    ] = [],  # noqa: B006
+    threads: Annotated[str, typer.Option(metavar="N,N,…", help="OpenMP threads.")] = "1",
+    against: Annotated[str, typer.Option(metavar="PEER,…", help=f"Measured beside it: {', '.join(_PEERS)}.")] = "",
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL.py[:NAME]", help="What eager and compile run [the recorded file].")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Its weights, if they moved.")] = None,
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="The ONNX twin, if it is elsewhere.")] = None,
+    latency_target_ms: Annotated[
+        float | None, typer.Option(min=0, help="Say which `--max-batch-size` meets it.")
+    ] = None,
+    libtorch: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where libtorch_cpu.so is.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the inputs.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Measure a bundle at its buckets, in the server's own call path, in turn with other ways to run the model."""
+    numbers, peers = _numbers(threads), [name for name in against.split(",") if name]
+    for name in peers:
+        if name not in _PEERS:
+            raise UsageError(f"`--against {name}` is not known", f"known are {', '.join(_PEERS)}")
+    with open_bundle(bundle):  # what is no bundle is said before torch is imported
+        pass
+    from ..parity import bench as benches
+
+    request = benches.BenchRequest(
+        bundle=bundle,
+        dims=dict(map(benches.parse_dim, dim)),
+        threads=numbers,
+        against=tuple(peers),  # type: ignore[arg-type]
+        model=model,
+        weights=weights,
+        onnx=onnx,
+        libtorch=libtorch,
+        seed=seed,
+    )
+    with progress.shown() as say:
+        report = benches.bench(request, say)
+    if json:
+        console.emit_json("mctl.bench/1", True, **asdict(report))
+        return
+    for number in numbers:
+        console.write(_table(report, number))
+        console.write(_advice(report, number, latency_target_ms))
+    console.write([f"left out: {name}: {why}" for name, why in report.left_out.items()])
+    console.write([f"warning: {text}" for text in report.warnings])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(1 <= number <= 1024 for number in numbers):
+        raise UsageError(f"`--threads {text}` is not understood", "write `--threads 1` or `--threads 1,2`")
+    return numbers
+
+
+def _table(report: "BenchReport", threads: int) -> list[str]:
+    mine = report.of_mctl(threads)
+    others = list(dict.fromkeys(m.name for m in report.measured if m.threads == threads and m.name != "mctl"))
+    header = [*mine[0].dims, "median", "p90", "p99", "rows/s"]
+    for name in others:
+        header += [name, f"{name}/mctl"]
+    rows = [header]
+    for found in mine:
+        row = [*map(str, found.dims.values()), _time(found), _us(found.p90_us), _us(found.p99_us)]
+        row.append(f"{found.rows_per_second:,.0f}")
+        for name in others:
+            peer = next(
+                (m for m in report.measured if (m.name, m.threads, m.dims) == (name, threads, found.dims)), None
+            )
+            row += [_time(peer), _ratio(peer)] if peer else ["", ""]
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    title = f"{report.model}, {threads} thread{'s' if threads > 1 else ''}"
+    return [title, "", *("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows), ""]
+
+
+def _time(found: "Measured") -> str:
+    return ("" if found.stable else "~") + _us(found.median_us)
+
+
+def _us(us: float) -> str:
+    return f"{us:.3g} us" if us < 1000 else f"{us / 1000:.3g} ms"
+
+
+def _ratio(found: "Measured") -> str:
+    if found.ratio is None:
+        return ""
+    return f"{found.ratio.middle:.2f} ({found.ratio.low:.2f}..{found.ratio.high:.2f})"
+
+
+def _advice(report: "BenchReport", threads: int, target_ms: float | None) -> list[str]:
+    from ..runner.bench import largest_within
+
+    lines = []
+    if curve := report.curves.get(threads):
+        lines.append(
+            f"latency = {_us(curve.fixed_us)} + {_us(curve.row_us)} x rows, off by at most {curve.worst:.0%};"
+            f" no more than {curve.rows_per_second:,.0f} rows/s, 90 % of it from batch {curve.rows_for(0.9):.0f} on"
+        )
+    if target_ms is not None:
+        most = largest_within(report.over_rows(threads), target_ms * 1000)
+        lines.append(
+            f"`--max-batch-size {most}` meets {target_ms:g} ms: two batches in a row fit into it"
+            if most
+            else f"no batch meets {target_ms:g} ms: a request may have to wait for one before its own"
+        )
+    return [*lines, ""] if lines else []

@@ -1,0 +1,172 @@
+#include "measure.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <vector>
+
+#include "aoti.h"
+#include "archive.h"
+#include "host.h"
+#include "json.h"
+#include "safetensors.h"
+#include "weights.h"
+
+namespace mctl {
+namespace {
+
+namespace json = boost::json;
+using Clock = std::chrono::steady_clock;
+
+struct Ask {
+  std::string tensors, variant;
+  DimSizes dims;
+  double seconds = 0;
+  std::int64_t calls = 0;
+};
+
+struct File {
+  explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~File() { ::close(fd); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  const int fd;
+};
+
+class Bench {
+ public:
+  explicit Bench(const MeasureOptions& options) : options_(options), file_(options.bundle) {}
+
+  Status load() {
+    if (file_.fd < 0) return Error{Code::damaged, "cannot open `" + options_.bundle + "`: " + std::strerror(errno)};
+    auto archive = Archive::open(file_.fd);
+    if (!archive) return archive.error();
+    auto manifest = read_manifest(*archive);
+    if (!manifest) return manifest.error();
+    manifest_ = *std::move(manifest);
+    if (auto fits = check_host(manifest_, this_host()); !fits) return fits;
+    auto weights = Weights::map(*archive);
+    if (!weights) return weights.error();
+    weights_ = *std::move(weights);
+    auto libtorch = Libtorch::load(options_.libtorch, options_.threads);
+    if (!libtorch) return libtorch.error();
+    libtorch_ = *std::move(libtorch);
+    if (auto fits = check_libraries(manifest_, *libtorch_); !fits) return fits;
+    for (const Variant& variant : manifest_.variants) {
+      const auto code = archive->read(variant.library, SIZE_MAX);
+      if (!code) return code.error();
+      const auto bytes = std::as_bytes(std::span(*code));
+      if (auto same = verify(manifest_, variant.library, bytes); !same) return same;
+      auto model = Model::load(*libtorch_, manifest_.contract, variant, bytes, weights_);
+      if (!model) return model.error();
+      models_.push_back(*std::move(model));
+    }
+    return Done{};
+  }
+
+  Result<std::vector<std::int64_t>> obey(const std::string& line) {
+    const auto ask = read(line);
+    if (!ask) return ask.error();
+    const File file(ask->tensors);
+    struct stat about{};
+    if (file.fd < 0 || fstat(file.fd, &about) != 0) return Error{Code::usage, "cannot open `" + ask->tensors + "`"};
+    const auto mapping = Mapping::of(file.fd, 0, static_cast<std::uint64_t>(about.st_size), true);
+    if (!mapping) return mapping.error();
+    auto tensors = read_tensors(mapping->bytes());
+    if (!tensors) return tensors.error();
+    return measure(*ask, *tensors);
+  }
+
+ private:
+  Result<Ask> read(const std::string& line) const {
+    const auto value = parse_json(line);
+    if (!value) return value.error();
+    std::string fault;
+    Fields fields(*value, "ask", fault);
+    Ask ask{fields.text("tensors"), fields.text("variant"), {}, fields.number("seconds"), fields.integer("calls")};
+    std::map<std::string, std::int64_t> sizes;
+    fields.each_key("dims", true, [&](std::string name, const json::value& size, const std::string& where) {
+      sizes[std::move(name)] = integer_of(size, where, fault);
+    });
+    fields.finish();
+    for (const Dim& dim : manifest_.contract.dims) {
+      const auto size = sizes.find(dim.name);
+      ask.dims.push_back(size == sizes.end() ? 0 : size->second);
+      if (ask.dims.back() < dim.min || ask.dims.back() > dim.max) fault = "no size of dim `" + dim.name + "`";
+    }
+    if (!fault.empty()) return Error{Code::usage, fault};
+    return ask;
+  }
+
+  Result<std::vector<std::int64_t>> measure(const Ask& ask, const StoredTensors& tensors) {
+    const auto variant = std::find_if(manifest_.variants.begin(), manifest_.variants.end(),
+                                      [&](const Variant& v) { return v.name == ask.variant; });
+    if (variant == manifest_.variants.end() || !covers(*variant, manifest_.contract, ask.dims))
+      return Error{Code::usage, "no variant `" + ask.variant + "` covers these sizes"};
+    Model& model = models_[static_cast<std::size_t>(variant - manifest_.variants.begin())];
+    std::vector<std::byte*> inputs;
+    for (const Tensor& declared : manifest_.contract.inputs) {
+      const auto tensor = tensors.find("input." + declared.name);
+      const auto bytes = bytes_of(declared, ask.dims);
+      if (!bytes) return bytes.error();
+      if (tensor == tensors.end() || tensor->second.dtype != declared.dtype || tensor->second.data.size() != *bytes)
+        return Error{Code::usage, "no tensor for input `" + declared.name + "` at these sizes"};
+      inputs.push_back(tensor->second.data.data());
+    }
+    std::vector<std::vector<std::byte>> memory;
+    for (const Tensor& declared : manifest_.contract.outputs) {
+      const auto bytes = bytes_of(declared, ask.dims);
+      if (!bytes) return bytes.error();
+      memory.emplace_back(*bytes);
+    }
+    const std::vector<std::span<std::byte>> outputs(memory.begin(), memory.end());
+    libtorch_->set_threads(variant->threads > 0 ? variant->threads : options_.threads);
+    weights_.reset();
+    std::vector<std::int64_t> took;
+    const auto until = Clock::now() + std::chrono::duration<double>(ask.seconds);
+    do {
+      const auto begun = Clock::now();
+      if (auto ran = model.run(ask.dims, inputs, outputs); !ran) return ran.error();
+      took.push_back((Clock::now() - begun) / std::chrono::nanoseconds(1));
+    } while (static_cast<std::int64_t>(took.size()) < ask.calls && Clock::now() < until);
+    return took;
+  }
+
+  const MeasureOptions& options_;
+  const File file_;
+  Manifest manifest_;
+  Weights weights_;
+  std::optional<Libtorch> libtorch_;
+  std::vector<Model> models_;
+};
+
+void answer(const json::object& object) { std::cout << json::serialize(object) << std::endl; }
+
+json::object error_of(const Error& error) { return {{"error", error.text}}; }
+
+}  // namespace
+
+int run_measure(const MeasureOptions& options) {
+  Bench bench(options);
+  if (auto loaded = bench.load(); !loaded) {
+    answer(error_of(loaded.error()));
+    return 1;
+  }
+  answer({{"ready", true}});
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto took = bench.obey(line);
+    answer(took ? json::object{{"ns", json::value_from(*took)}} : error_of(took.error()));
+  }
+  return 0;
+}
+
+}  // namespace mctl

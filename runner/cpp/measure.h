@@ -1,0 +1,21 @@
+// The measure role: calls a bundle's variants as a worker does and says how long each call took. `mctl bench` starts
+// it.
+#pragma once
+
+#include <string>
+
+namespace mctl {
+
+struct MeasureOptions {
+  std::string bundle;
+  std::string libtorch;  // folder that holds libtorch_cpu.so, or the file itself
+  int threads = 1;       // OpenMP threads of a variant that doesn't set its own
+};
+
+// Answers `{"ready":true}` on stdout, then each line of stdin with one on stdout, until stdin ends:
+//   {"tensors": FILE, "dims": {NAME: SIZE}, "variant": NAME, "seconds": S, "calls": N}
+//   {"ns": [NANOSECONDS, …]}, of at most N calls within about S seconds, at least one; or {"error": TEXT}
+// FILE is a safetensors file with `input.NAME` for each input. State starts anew with each line.
+int run_measure(const MeasureOptions& options);
+
+}  // namespace mctl

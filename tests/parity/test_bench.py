@@ -1,0 +1,131 @@
+"""`mctl bench`: sizes, peers, warnings, and one real run."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mctl.bundle_format.archive import open_bundle
+from mctl.bundle_format.contract import Dim
+from mctl.bundle_format.errors import UsageError
+from mctl.export.onnx import to_onnx
+from mctl.export.program import load_program
+from mctl.parity import bench
+from mctl.parity.bench import BenchReport, Wanted
+from mctl.runner.bench import Measured, Ratio
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def test_dims_as_they_are_written() -> None:
+    assert bench.parse_dim("batch=1:64") == ("batch", Wanted(ends=(1, 64)))
+    assert bench.parse_dim("batch=1,8") == ("batch", Wanted((1, 8)))
+    for text in ("batch", "batch=", "batch=a", "=1", "batch=1:2:3"):
+        with pytest.raises(UsageError, match="is not understood"):
+            bench.parse_dim(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sizes"),
+    [
+        (None, [1, 2, 4, 8, 16, 32, 64]),
+        (Wanted(ends=(3, 20)), [3, 4, 8, 16, 20]),
+        (Wanted((9, 2, 9)), [2, 9]),
+        (Wanted((65,)), "`batch` cannot be 65, allowed 1..64"),
+        (Wanted(ends=(8, 2)), "`batch=8:2` is no range"),
+    ],
+)
+def test_sizes_of_the_batch(mlp_bundle: Path, wanted: Wanted | None, sizes: list[int] | str) -> None:
+    with open_bundle(mlp_bundle) as archive:
+        manifest = archive.manifest
+    dim = manifest.contract.dims[0]
+    if isinstance(sizes, str):
+        with pytest.raises(UsageError) as raised:
+            bench._sizes(dim, wanted, manifest)
+        assert raised.value.message == sizes
+    else:
+        assert bench._sizes(dim, wanted, manifest) == sizes
+
+
+def test_another_dim_is_measured_at_a_size_in_its_middle(mlp_bundle: Path) -> None:
+    with open_bundle(mlp_bundle) as archive:
+        manifest = msgspec.structs.replace(archive.manifest, buckets={"seq": (16, 32, 512)})
+    assert bench._sizes(Dim(name="seq", min=1, max=512), None, manifest) == [32]  # above sqrt(512) = 22.6
+    assert bench._sizes(Dim(name="n", min=3, max=300, multiple=3), None, manifest) == [48]  # 3 * 2^k above 30
+
+
+def report(*found: tuple[int, int, float, bool]) -> BenchReport:
+    """Of (threads, rows, us, whether it is stable)."""
+    measured = [
+        Measured("mctl", threads, {"batch": rows}, rows, us, us, us, 9, 0.0 if stable else 1.0, None)
+        for threads, rows, us, stable in found
+    ]
+    return BenchReport("m 1", "", tuple(measured), {}, {}, ())
+
+
+def test_warnings() -> None:
+    def told(*found: tuple[int, int, float, bool]) -> list[str]:
+        return list(bench._warnings(report(*found), sorted({threads for threads, *_ in found}), 2))
+
+    assert told((1, 1, 10.0, True), (1, 2, 12.0, True), (2, 1, 9.0, True), (2, 2, 8.0, True)) == []
+    assert told((4, 1, 10.0, True)) == ["threads oversubscribed: 4 threads on 2 cores"]
+    assert told((1, 1, 10.0, True), (2, 1, 9.9, True)) == ["the model is too small to fill 2 threads"]
+    assert told((1, 32, 32.0, True), (1, 64, 64.0, True)) == ["padding costs 94% at batch 33 with 1 thread"]
+    assert told((1, 1, 10.0, False)) == ["1 of 1 numbers are unstable (marked ~): is the machine busy?"]
+
+
+def test_a_run_with_peers(mlp_bundle: Path, mlp_program: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
+    program = load_program(mlp_program)
+    twin = tmp_path / "program.onnx"
+    twin.write_bytes(to_onnx(program.exported, program.manifest.contract, program.manifest.source))
+    options = ["--dim", "batch=1,8", "--against", "eager,onnxruntime", "--onnx", str(twin)]
+    done = run_mctl("bench", mlp_bundle, *options, "--model", SAMPLES / "mlp.py", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["schema"] == "mctl.bench/1" and not made["left_out"]
+    assert [(m["name"], m["dims"]) for m in made["measured"]] == [
+        (name, {"batch": rows}) for rows in (1, 8) for name in ("mctl", "eager", "onnxruntime")
+    ]
+    for found in made["measured"]:
+        assert 1 < found["median_us"] <= found["p90_us"] <= found["p99_us"] < 1e6
+    assert set(made["curves"]) == {"1"}
+
+
+def test_peers_that_cannot_be_had_are_named(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
+    done = run_mctl("bench", mlp_bundle, "--dim", "batch=1", "--against", "eager,onnxruntime", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "left out: eager: there is no `mlp.py` here (say where the model is with `--model MODEL.py`)" in done.stdout
+    assert "left out: onnxruntime: there is no ONNX model in" in done.stdout
+    assert "mlp 1, 1 thread\n" in done.stdout
+    wrong = run_mctl("bench", mlp_bundle, "--against", "tensorrt")
+    assert wrong.returncode == 2 and "`--against tensorrt` is not known" in wrong.stderr
+    wrong = run_mctl("bench", mlp_bundle, "--threads", "none")
+    assert wrong.returncode == 2 and "`--threads none` is not understood" in wrong.stderr
+    wrong = run_mctl("bench", mlp_bundle, "--dim", "rows=1")
+    assert wrong.returncode == 2 and "there is no dim `rows`" in wrong.stderr
+
+
+def test_the_table_shows_what_is_slower() -> None:
+    from mctl.cli.bench import _advice, _ratio, _table
+
+    base = report((1, 8, 1234.0, False))
+    peer = Measured("eager", 1, {"batch": 8}, 8, 2468.0, 3000.0, 4000.0, 9, 0.0, Ratio(2.0, 1.9, 2.1))
+    lines = _table(BenchReport("m 1", "", (*base.measured, peer), {}, {}, ()), 1)
+    assert lines[3].split() == [
+        "8",
+        "~1.23",
+        "ms",
+        "1.23",
+        "ms",
+        "1.23",
+        "ms",
+        "6,483",
+        "2.47",
+        "ms",
+        "2.00",
+        "(1.90..2.10)",
+    ]
+    assert _ratio(base.measured[0]) == ""
+    assert _advice(base, 1, 3.0)[0].startswith("`--max-batch-size 8` meets 3 ms")
+    assert _advice(base, 1, 2.0)[0].startswith("no batch meets 2 ms")
