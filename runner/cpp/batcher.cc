@@ -214,30 +214,38 @@ void Batcher::finish(Place place) {
   }
   const auto compute_ns = static_cast<std::int64_t>(state.ended_ns - state.begun_ns);
   std::int64_t row = 0;
+  Answered answered;
   for (const Waiting& request : batch.requests) {
-    request.call->compute_ns += compute_ns;
-    if (!request.call->over) answer(place, batch, request, row);
+    Call& call = *request.call;
+    call.compute_ns += compute_ns;
+    if (!call.over && answer(place, batch, request, row)) {
+      ++answered.requests;
+      answered.rows += static_cast<std::uint64_t>(call.rows);
+      answered.queue_ns += static_cast<std::uint64_t>(call.queue_ns);
+    }
     row += request.rows;
   }
-  metrics_.batch_done(batch.facts, static_cast<std::uint64_t>(batch.filling_ns), static_cast<std::uint64_t>(compute_ns),
-                      static_cast<std::uint64_t>(now_ns() - noticed));
+  metrics_.batch_done(batch.facts, answered, static_cast<std::uint64_t>(batch.filling_ns),
+                      static_cast<std::uint64_t>(compute_ns), static_cast<std::uint64_t>(now_ns() - noticed));
   supervisor_.proved(place.worker);
   slots_[place.worker].held[place.slot].reset();
   --inflight_;
   schedule();
 }
 
-void Batcher::answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row) {
+// True if the call's last outputs were in this batch, and it ended well.
+bool Batcher::answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row) {
   Call& call = *request.call;
-  if (now_ns() >= call.deadline_ns) return end(call, too_late("model"));
-  if (auto collected = collect(place, batch, request, at_row); !collected) return end(call, collected.error());
+  if (now_ns() >= call.deadline_ns) return end(call, too_late("model")), false;
+  if (auto collected = collect(place, batch, request, at_row); !collected) return end(call, collected.error()), false;
   call.rows_left -= request.rows;
-  if (call.rows_left > 0) return;
+  if (call.rows_left > 0) return false;
   call.batch_rows = batch.facts.rows;
   call.bucket = batch.facts.bucket;
   call.variant = batch.variant;
   call.over = true;
   call.finished(nullptr);
+  return true;
 }
 
 // Puts a request's outputs into its call: views of the slot, or copies if they don't lie there in one piece.

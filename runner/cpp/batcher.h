@@ -85,7 +85,7 @@ class Batcher {
   void start(Place place, const Decision& decision);
   bool fill(Place place, Batch& batch);
   void finish(Place place);
-  void answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
+  bool answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   void retry(Batch batch, bool blamed);
   void end(Call& call, const Error& error);

@@ -61,6 +61,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void respond(Answer answer);
   std::weak_ptr<void> context;  // the service's, for the request in hand
 
+  bool gone() const { return peer_closed_ || state_ == State::closed; }  // it sends nothing more
   bool late(Clock::time_point now) const { return now >= deadline_ && state_ != State::serving; }
   void time_out();
   void close();

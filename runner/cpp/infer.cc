@@ -34,13 +34,6 @@ std::string hexadecimal(std::uint64_t value) {
   return {text, std::to_chars(text, text + sizeof text, value, 16).ptr};
 }
 
-Outcome outcome_of(unsigned status) {
-  if (status == 200) return Outcome::ok;
-  if (status == 503) return Outcome::rejected;
-  if (status == 504) return Outcome::expired;
-  return status == 500 ? Outcome::error : Outcome::invalid;
-}
-
 }  // namespace
 
 struct InferCall final : Call {
@@ -153,7 +146,8 @@ void Router::done(InferCall& call, const Error* error) {
     fields += "x-mctl-batch-size: " + std::to_string(call.batch_rows) + "\r\nx-mctl-bucket: " + call.bucket +
               "\r\nx-mctl-variant: " + call.variant + "\r\n";
   }
-  metrics_.request(outcome_of(answer->status), static_cast<std::uint64_t>(total_ns));
+  const Outcome outcome = call.connection->gone() ? Outcome::cancelled : outcome_of(answer->status);
+  metrics_.request(outcome, static_cast<std::uint64_t>(total_ns));
   if (settings_.log) log(id, call, answer->status, total_ns);
   call.connection->respond(*std::move(answer));
 }

@@ -34,8 +34,8 @@ std::string text_of_bound(double value) {
 std::string label(std::string_view name, std::string_view value) {
   std::string text = std::string(name) + "=\"";
   for (const char c : value) {
-    if (c == '\\' || c == '"') text += '\\';
-    text += c == '\n' ? ' ' : c;
+    if (c == '\\' || c == '"' || c == '\n') text += '\\';
+    text += c == '\n' ? 'n' : c;
   }
   return text + '"';
 }
@@ -95,6 +95,13 @@ std::string json_of(const Duration& duration) {
 
 }  // namespace
 
+Outcome outcome_of(unsigned status) {
+  if (status == 200) return Outcome::ok;
+  if (status == 503) return Outcome::rejected;
+  if (status == 504) return Outcome::expired;
+  return status == 500 ? Outcome::error : Outcome::invalid;
+}
+
 // --- histograms
 // -------------------------------------------------------------------------------------------------------
 
@@ -130,10 +137,7 @@ void Metrics::request(Outcome outcome, std::uint64_t total_ns) {
   (outcome == Outcome::ok ? success_ : fail_).add(total_ns);
 }
 
-void Metrics::waited(std::uint64_t queue_ns) {
-  queue_.add(static_cast<double>(queue_ns) * 1e-9);
-  waits_.add(queue_ns);
-}
+void Metrics::waited(std::uint64_t queue_ns) { queue_.add(static_cast<double>(queue_ns) * 1e-9); }
 
 void Metrics::batch_started(const BatchFacts& batch) {
   ++batches_[{batch.bucket, batch.reason}];
@@ -141,17 +145,20 @@ void Metrics::batch_started(const BatchFacts& batch) {
   padded_rows_ += static_cast<std::uint64_t>(batch.padded - batch.rows);
 }
 
-void Metrics::batch_done(const BatchFacts& batch, std::uint64_t input_ns, std::uint64_t compute_ns,
-                         std::uint64_t output_ns) {
+void Metrics::batch_done(const BatchFacts& batch, const Answered& answered, std::uint64_t input_ns,
+                         std::uint64_t compute_ns, std::uint64_t output_ns) {
   compute_.try_emplace(batch.bucket, Histogram::of_seconds()).first->second.add(static_cast<double>(compute_ns) * 1e-9);
   auto& mine = by_rows_[batch.rows];
   mine[0].add(input_ns);
   mine[1].add(compute_ns);
   mine[2].add(output_ns);
-  input_.add(input_ns);
-  infer_.add(compute_ns);
-  output_.add(output_ns);
-  inferences_ += static_cast<std::uint64_t>(batch.rows);
+  input_.add(input_ns, answered.requests);
+  infer_.add(compute_ns, answered.requests);
+  output_.add(output_ns, answered.requests);
+  waits_.count += answered.requests;
+  waits_.ns += answered.queue_ns;
+  inferences_ += answered.rows;
+  ++executions_;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   last_ms_ = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
@@ -180,6 +187,9 @@ void Metrics::append_serving(std::string& out, const Gauges& gauges) const {
   single(out, "mctl_queue_capacity_rows", "gauge", "Rows that may wait.", labels_, gauges.queue_capacity);
   single(out, "mctl_inflight_batches", "gauge", "Batches that workers hold.", labels_, gauges.inflight);
   single(out, "mctl_model_ready", "gauge", "1 while requests are accepted.", labels_, gauges.ready);
+  describe(out, "mctl_workers", "gauge", "Worker processes by what they do.");
+  sample(out, "mctl_workers", labels_ + ',' + label("state", "live"), std::to_string(gauges.live_workers));
+  sample(out, "mctl_workers", labels_ + ',' + label("state", "starting"), std::to_string(gauges.starting_workers));
   describe(out, "mctl_worker_restarts_total", "counter", "Workers that were replaced.");
   for (const auto& [reason, count] : restarts_) {
     sample(out, "mctl_worker_restarts_total", labels_ + ',' + label("reason", reason), std::to_string(count));
@@ -244,7 +254,7 @@ std::string Metrics::statistics() const {
   out += ",\"version\":";
   append_json_string(out, manifest_.version);
   out += ",\"last_inference\":" + std::to_string(last_ms_) + ",\"inference_count\":" + std::to_string(inferences_) +
-         ",\"execution_count\":" + std::to_string(infer_.count);
+         ",\"execution_count\":" + std::to_string(executions_);
   out += ",\"inference_stats\":{\"success\":" + json_of(success_) + ",\"fail\":" + json_of(fail_) +
          ",\"queue\":" + json_of(waits_) + ",\"compute_input\":" + json_of(input_) +
          ",\"compute_infer\":" + json_of(infer_) + ",\"compute_output\":" + json_of(output_) +

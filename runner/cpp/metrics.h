@@ -34,19 +34,22 @@ class Histogram {
 
 struct Duration {
   std::uint64_t count = 0, ns = 0;
+  // `times` things, each of which took this long.
   void add(std::uint64_t time_ns, std::uint64_t times = 1) {
     count += times;
-    ns += time_ns;
+    ns += times * time_ns;
   }
 };
 
 enum class Outcome : std::uint8_t { ok, invalid, rejected, expired, cancelled, error };
 constexpr std::array<std::string_view, 6> kOutcomes = {"ok", "invalid", "rejected", "expired", "cancelled", "error"};
+Outcome outcome_of(unsigned status);  // of an answer that its client is there to take
 
 // Numbers that are looked up, not counted, when somebody asks.
 struct Gauges {
   std::int64_t queue_rows = 0, queue_capacity = 0, inflight = 0;
   bool ready = false;
+  std::int64_t live_workers = 0, starting_workers = 0;
   std::vector<pid_t> workers;
 };
 
@@ -56,13 +59,19 @@ struct BatchFacts {
   std::int64_t rows, padded;  // before and after padding
 };
 
+// The requests whose answers a batch completed.
+struct Answered {
+  std::uint64_t requests = 0, rows = 0, queue_ns = 0;
+};
+
 class Metrics {
  public:
   explicit Metrics(const Manifest& manifest);
 
   void request(Outcome outcome, std::uint64_t total_ns);
   void batch_started(const BatchFacts& batch);
-  void batch_done(const BatchFacts& batch, std::uint64_t input_ns, std::uint64_t compute_ns, std::uint64_t output_ns);
+  void batch_done(const BatchFacts& batch, const Answered& answered, std::uint64_t input_ns, std::uint64_t compute_ns,
+                  std::uint64_t output_ns);
   void waited(std::uint64_t queue_ns);
   void restarted(const std::string& reason) { ++restarts_[reason]; }
   void loaded(std::span<const double> seconds) { load_seconds_.assign(seconds.begin(), seconds.end()); }
@@ -87,9 +96,9 @@ class Metrics {
   std::vector<double> load_seconds_;  // verify, load, warmup, golden
   double ended_cpu_seconds_ = 0;
 
-  // Triton's: requests, then batches by their rows.
+  // Triton's: requests, each with the whole time of its batch, then batches by their rows.
   Duration success_, fail_, waits_, input_, infer_, output_;
-  std::uint64_t inferences_ = 0, last_ms_ = 0;
+  std::uint64_t inferences_ = 0, executions_ = 0, last_ms_ = 0;
   std::map<std::int64_t, std::array<Duration, 3>> by_rows_;
 };
 

@@ -130,6 +130,9 @@ Answer Router::route(const Head& head, Path path) const {
     if (path[2] == "live") return reads(head) ? with_body("{\"live\":true}") : wrong_verb(kRead);
     if (path[2] == "ready") return reads(head) ? health() : wrong_verb(kRead);
   }
+  if (path[1] == "models" && depth == 3 && path[2] == "stats" && path[2] != manifest_.name) {
+    return reads(head) ? with_body(metrics_.statistics()) : wrong_verb(kRead);  // of all models: there is one
+  }
   if (path[1] == "models" && depth >= 3) return model(head, path);
   if (is_extension(path.subspan(1))) return refusal({Code::unimplemented, "this extension is not implemented"});
   return not_found("no such path: GET / lists them");
@@ -181,13 +184,19 @@ Gauges Router::gauges() const {
     gauges.queue_capacity = batcher_->settings().max_queue_size;
     gauges.inflight = batcher_->inflight();
   }
-  if (supervisor_) gauges.workers = supervisor_->pids();
+  if (supervisor_) {
+    gauges.workers = supervisor_->pids();
+    for (std::size_t i = 0; i < supervisor_->size(); ++i) {
+      ++(supervisor_->live(i) ? gauges.live_workers : gauges.starting_workers);
+    }
+  }
   return gauges;
 }
 
 Answer Router::refuse(const Head& head, const Error& error) {
-  if (infers(head, segments_of(head.target))) metrics_.request(Outcome::invalid, 0);
-  return refusal(error);
+  Answer answer = refusal(error);
+  if (infers(head, segments_of(head.target))) metrics_.request(outcome_of(answer.status), 0);
+  return answer;
 }
 
 }  // namespace mctl

@@ -18,28 +18,6 @@ from .conftest import Mlp
 from .server import Answer, Server, infer_binary, infer_json, outputs_of, post
 from .test_batching import INFER, eventually, random, start, stopped
 
-FRAGILE = '''
-"""Divides integers: by zero floor division raises, the other kind ends the process."""
-import torch
-from torch import nn
-
-class Divide(nn.Module):
-    def forward(self, x, floor, trunc):
-        return torch.div(x, floor, rounding_mode="floor"), torch.div(x, trunc, rounding_mode="trunc")
-
-model = Divide
-example_inputs = tuple(torch.full((2, 2), n) for n in (7, 2, 3))
-'''
-
-
-@pytest.fixture(scope="module")
-def fragile_bundle(tmp_path_factory: pytest.TempPathFactory, mctl_ok: Callable[..., object]) -> Path:
-    folder = tmp_path_factory.mktemp("fragile")
-    (folder / "divide.py").write_text(FRAGILE)
-    mctl_ok("export", folder / "divide.py", "--dim", "batch=1:8", "-o", folder / "program.pt2")
-    mctl_ok("compile", folder / "program.pt2", "-o", folder / "bundle.pt2", "--name", "divide", "--no-parity")
-    return folder / "bundle.pt2"
-
 
 class Load:
     """Clients that check their own numbers on every answer, until they are told to stop."""

@@ -1,10 +1,9 @@
-// Requests byte by byte, answers' heads, compressed bodies, options, metrics.
+// Requests byte by byte, answers' heads, compressed bodies, options.
 #include "http.h"
 
 #include <boost/test/unit_test.hpp>
 
 #include "inflate.h"
-#include "metrics.h"
 #include "options.h"
 #include "support.h"
 
@@ -140,34 +139,6 @@ BOOST_AUTO_TEST_CASE(options_all_forms) {
   BOOST_TEST(why(parse({"a", "--nope"})) == "no such option: `--nope`");
   BOOST_TEST(why(parse({"a", "--null=1"})) == "`--null` takes no value");
   BOOST_TEST(why(parse({"a", "--allowed-batch-sizes=2,1"})) == "`--allowed-batch-sizes` is not ascending: 2,1");
-}
-
-BOOST_AUTO_TEST_CASE(metrics_add_up) {
-  Manifest manifest;
-  manifest.name = "m";
-  manifest.version = "1";
-  Metrics metrics(manifest);
-  metrics.request(Outcome::ok, 400'000);              // 0.4 ms
-  metrics.request(Outcome::expired, 20'000'000'000);  // beyond the last bound
-  const BatchFacts batch{"batch=4", Reason::idle, 3, 4};
-  metrics.batch_started(batch);
-  metrics.batch_done(batch, 10, 20, 30);
-  const std::string text = metrics.prometheus({});
-  const auto has = [&](const std::string& line) { return text.find("\n" + line + "\n") != std::string::npos; };
-  const std::string model = R"(model="m",version="1")";
-  BOOST_TEST(has("mctl_requests_total{" + model + R"(,code="ok"} 1)"));
-  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="0.00025"} 0)"));
-  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="0.0005"} 1)"));
-  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="10"} 1)"));
-  BOOST_TEST(has("mctl_request_duration_seconds_bucket{" + model + R"(,le="+Inf"} 2)"));
-  BOOST_TEST(has("mctl_request_duration_seconds_count{" + model + "} 2"));
-  BOOST_TEST(has("mctl_batch_rows_bucket{" + model + R"(,le="4"} 1)"));
-  BOOST_TEST(has("mctl_batches_total{" + model + R"(,bucket="batch=4",reason="idle"} 1)"));
-  BOOST_TEST(has("mctl_padded_rows_total{" + model + "} 1"));
-  const auto stats = boost::json::parse(metrics.statistics()).at("model_stats").at(0);
-  BOOST_TEST(stats.at("inference_count").as_int64() == 3);
-  BOOST_TEST(stats.at("execution_count").as_int64() == 1);
-  BOOST_TEST(stats.at("batch_stats").at(0).at("compute_infer").at("ns").as_int64() == 20);
 }
 
 }  // namespace
