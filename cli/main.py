@@ -22,6 +22,7 @@ from .inspect import inspect
 from .parity import parity
 from .run import run
 from .serve import serve
+from .top import top
 from .verify import verify
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ app.command()(inspect)
 app.command()(verify)
 app.command()(run)
 app.command()(serve)
+app.command()(top)
 app.command()(doctor)
 
 
