@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..bundle_format.errors import ServeError, printable
+from ..bundle_format.errors import ServeError
 from ..runner.telemetry import Snapshot, Times
 
 BAR = 16  # characters
@@ -23,12 +23,12 @@ def view(found: Snapshot, url: str) -> RenderableType:
 
 def away(error: ServeError, last: Snapshot, url: str) -> RenderableType:
     """No reading: why, and what was seen last."""
-    why = Text(f"away: {printable(error.message)}; trying again. The last reading was:", style="bold red")
+    why = Text(f"away: {error.message}; trying again. The last reading was:", style="bold red")
     return Group(why, "", view(last, url))
 
 
 def _title(found: Snapshot, url: str) -> Text:
-    state = ("ready", "bold green") if found.ready else (f"not ready: {printable(found.why_not or '')}", "bold red")
+    state = ("ready", "bold green") if found.ready else (f"not ready: {found.why_not}", "bold red")
     period = f"since its start, {duration(found.uptime)}" if found.since_start else f"the last {found.seconds:.1f} s"
     title = Text.assemble((found.model, "bold"), f" version {found.version} at {url}  ", state)
     title.append(f"\n{found.digest[:12]}, torch {found.torch}, {found.target}, up {duration(found.uptime)}")

@@ -2,13 +2,13 @@
 
 import http.client
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..bundle_format.errors import ServeError, UsageError
+from ..bundle_format.errors import ServeError, UsageError, printable
 from .telemetry import Reading, parse
 
 MOST = 16 << 20  # bytes of an answer
@@ -46,7 +46,7 @@ def read(address: Address, token: str | None = None, timeout: float = 5.0) -> Re
         what = "does not accept the bearer token" if token else "wants a bearer token"
         raise ServeError(f"`{address.url}` {what}", "name the file that holds the server's with `--token-file`")
     try:
-        samples = parse(body.decode(errors="replace")) if status == 200 else {}
+        samples = parse(printable(body.decode(errors="replace"))) if status == 200 else {}
     except ServeError:
         samples = {}
     if "mctl_bundle_info" not in samples:
@@ -54,14 +54,14 @@ def read(address: Address, token: str | None = None, timeout: float = 5.0) -> Re
             f"`{address.url}` answers, but it is no mctl server: `/metrics` gave {status} without mctl's metrics",
             "name the address that `mctl serve` prints",
         )
-    reading = Reading(at, epoch, samples, {})
-    model = quote(reading.info()["model"], safe="")
-    statistics = _json(*_get(address, f"/v2/models/{model}/stats", token, timeout)).get("model_stats")
-    why_not = None
-    if not reading.value("mctl_model_ready"):
-        why_not = str(_json(*_get(address, "/v2/health/ready", token, timeout)).get("error", "it does not say why"))
-    first = statistics[0] if isinstance(statistics, list) and statistics else None
-    return Reading(at, epoch, samples, first if isinstance(first, dict) else {}, why_not)
+    reading = Reading(at, epoch, samples)
+    model = quote(reading.info().get("model", ""), safe="")
+    told = _object(_get(address, f"/v2/models/{model}/stats", token, timeout)[1]).get("model_stats")
+    statistics = told[0] if isinstance(told, list) and told and isinstance(told[0], dict) else {}
+    if reading.value("mctl_model_ready"):
+        return replace(reading, statistics=statistics)
+    why_not = _object(_get(address, "/v2/health/ready", token, timeout)[1]).get("error", "it does not say why")
+    return replace(reading, statistics=statistics, why_not=printable(str(why_not)))
 
 
 def _get(address: Address, path: str, token: str | None, timeout: float) -> tuple[int, bytes]:
@@ -84,8 +84,8 @@ def _get(address: Address, path: str, token: str | None, timeout: float) -> tupl
         connection.close()
 
 
-def _json(status: int, body: bytes) -> dict[str, Any]:
-    """An object; empty where it is none, because a server may be on its way out."""
+def _object(body: bytes) -> dict[str, Any]:
+    """Of JSON; empty where it is none, because a server may be on its way out."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

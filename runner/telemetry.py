@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -25,7 +25,7 @@ class Reading:
     at: float  # seconds of a monotonic clock
     epoch: float  # seconds since 1970
     samples: Samples
-    statistics: Mapping[str, object]
+    statistics: Mapping[str, object] = field(default_factory=dict)
     why_not: str | None = None  # why it is not ready
 
     def value(self, name: str, **labels: str) -> float:
@@ -159,8 +159,9 @@ def snapshot(before: Reading | None, after: Reading) -> Snapshot:
     change = _Change(before, after, after.at - before.at if before else max(uptime, 1.0))
     rows, padded = change.of("mctl_batch_rows_sum"), change.of("mctl_padded_rows_total")
     batches = change.of("mctl_batch_rows_count")
+    info = after.info()
     return Snapshot(
-        **after.info(),
+        **{name: info.get(name, "unknown") for name in ("model", "version", "digest", "torch", "target")},
         ready=after.value("mctl_model_ready") == 1,
         why_not=after.why_not,
         uptime=uptime,

@@ -70,7 +70,7 @@ class Source:
         self.requests.labels("m", "1", code).inc(times)
 
     def reading(self, at: float) -> Reading:
-        return Reading(at, 2000.0 + at, parse(generate_latest(self.registry).decode()), {})
+        return Reading(at, 2000.0 + at, parse(generate_latest(self.registry).decode()))
 
 
 def test_the_first_reading_tells_of_all_the_time_since_the_start() -> None:

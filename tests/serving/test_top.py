@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mctl.bundle_format.errors import ServeError
 from mctl.cli.top_view import duration, rate, seconds
 from mctl.runner.scrape import address_from, read
 from mctl.runner.telemetry import snapshot
@@ -220,6 +221,31 @@ def test_something_else_there(run_mctl: Run) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         done = run_mctl("top", url, "--once")
     assert done.returncode == 1 and f"error: `{url}` answers, but does not speak HTTP\n" in done.stderr
+
+
+def test_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ServeError, match=f"`{url}` does not answer within 0.2 s"):
+            read(address_from(url), timeout=0.2)
+
+
+def test_what_a_server_says_cannot_move_the_cursor(run_mctl: Run) -> None:
+    class Hostile(Handler):
+        def do_GET(self) -> None:
+            body = b'mctl_bundle_info{model="\x1b[2Jm",torch="a\\nb\r"} 1\nmctl_model_ready 0\n'
+            if self.path != "/metrics":
+                body = b'{"error": "\\u001b[2J", "model_stats": [3]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with listening(Hostile) as url:
+        done = run_mctl("top", url, "--once", "--interval", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\x1b[2Jm version unknown" in done.stdout and "not ready: \\x1b[2J" in done.stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout)
 
 
 @pytest.mark.parametrize(
