@@ -181,7 +181,8 @@ void Metrics::append_serving(std::string& out, const Gauges& gauges) const {
   }
   describe(out, "mctl_request_duration_seconds", "histogram", "From the last byte of a request to its answer.");
   request_.append(out, "mctl_request_duration_seconds", labels_);
-  describe(out, "mctl_queue_duration_seconds", "histogram", "From a request's arrival until a worker was handed its batch.");
+  describe(out, "mctl_queue_duration_seconds", "histogram",
+           "From a request's arrival until a worker was handed its batch.");
   queue_.append(out, "mctl_queue_duration_seconds", labels_);
   single(out, "mctl_queue_rows", "gauge", "Rows that wait.", labels_, gauges.queue_rows);
   single(out, "mctl_queue_capacity_rows", "gauge", "Rows that may wait.", labels_, gauges.queue_capacity);
