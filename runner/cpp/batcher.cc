@@ -34,11 +34,15 @@ Batcher::Batcher(asio::io_context& io, const Manifest& manifest, Packing& packin
 // --- the queue
 // --------------------------------------------------------------------------------------------------------
 
+Status Batcher::admit(std::int64_t rows) {
+  if (!settings_.admits(waiting_, rows)) look();
+  if (settings_.admits(waiting_, rows)) return Done{};
+  return Error{Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
+                                      std::to_string(settings_.max_queue_size) + " rows wait"};
+}
+
 Status Batcher::submit(std::shared_ptr<Call> call) {
-  if (!settings_.admits(waiting_, call->rows)) {
-    return Error{Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
-                                        std::to_string(settings_.max_queue_size) + " rows wait"};
-  }
+  if (auto admitted = admit(call->rows); !admitted) return admitted;
   const std::int64_t limit = settings_.limit();
   std::string key = packing_.key_of(call->dims, call->inputs);
   call->rows_left = call->rows;
@@ -47,8 +51,14 @@ Status Batcher::submit(std::shared_ptr<Call> call) {
                       std::min(limit, call->rows - row), key, call, row, false});
   }
   waiting_ += call->rows;
+  fresh_ += call->rows;
   wake_at(call->deadline_ns);
-  schedule();
+  if (fresh_ < limit) {
+    schedule();
+  } else {
+    look();
+    dispatch();
+  }
   return Done{};
 }
 
@@ -88,15 +98,23 @@ void Batcher::expire_waiting(std::int64_t now) {
 // --- batches start
 // ----------------------------------------------------------------------------------------------------
 
-// After what the sockets hold now has been read, so that it can share a batch.
+// After what the sockets hold now has been read, so that it can share a batch; a full batch does not wait for that.
 void Batcher::schedule() {
   if (scheduled_) return;
   scheduled_ = true;
   asio::post(io_, [this] { dispatch(); });
 }
 
+// Notices batches that are done: under load their doorbell stands in line behind hundreds of sockets.
+void Batcher::look() {
+  for (std::size_t worker = 0; worker < slots_.size(); ++worker) {
+    if (supervisor_.live(worker)) rang(worker);
+  }
+}
+
 void Batcher::dispatch() {
   scheduled_ = false;
+  fresh_ = 0;
   const std::int64_t now = now_ns();
   expire_waiting(now);
   for (;;) {
@@ -187,10 +205,11 @@ void Batcher::rang(std::size_t worker) {
     ended[slot] = slots.held[slot] && (phase == SlotPhase::done || phase == SlotPhase::failed);
     if (ended[slot]) slots.held[slot]->done = true;
   }
+  if (!ended[0] && !ended[1]) return;
   for (auto& batch : slots.held) {
     if (batch && !batch->done) batch->since_ns = now_ns();
   }
-  if (ended[0] || ended[1]) dispatch();
+  dispatch();
   for (const int slot : {slots.next, 1 - slots.next}) {
     if (ended[slot]) finish({worker, slot});
   }

@@ -46,7 +46,9 @@ class Batcher {
   Batcher(boost::asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
           std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
 
-  Status submit(std::shared_ptr<Call> call);  // Code::unavailable if the queue is full
+  // Code::unavailable if the queue has no room for so many rows: can be asked before a request is read.
+  Status admit(std::int64_t rows);
+  Status submit(std::shared_ptr<Call> call);  // admits it first
   bool cancel(Call& call);                    // takes it out of the queue; false if it runs already
 
   // Supervisor's events.
@@ -80,6 +82,7 @@ class Batcher {
   };
 
   void schedule();
+  void look();
   void dispatch();
   std::optional<Place> place(bool busy) const;
   void start(Place place, const Decision& decision);
@@ -107,6 +110,7 @@ class Batcher {
   std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
   Queue queue_;
   std::int64_t waiting_ = 0, inflight_ = 0;  // rows, batches
+  std::int64_t fresh_ = 0;                   // rows that came since the last dispatch
   std::vector<Slots> slots_;
   bool scheduled_ = false, draining_ = false;
   std::uint64_t retries_ = 0;

@@ -1,6 +1,7 @@
 #include "connection.h"
 
 #include <array>
+#include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <cstring>
 
@@ -89,12 +90,9 @@ void Connection::on_end() {
   if (!answer) close();
 }
 
-// Goes on until the request in hand needs the client, the service or the socket.
+// Goes on until the request in hand is complete, or needs more of the client.
 void Connection::advance() {
-  if (advancing_) return;
-  advancing_ = true;
   while (state_ == State::reading && step()) continue;
-  advancing_ = false;
   if (state_ == State::reading && !make_room()) return;
   wait();
 }
@@ -107,7 +105,7 @@ bool Connection::step() {
   parsed_ += *taken;
   if (!head_done_ && parser_->is_header_done()) on_head();
   if (state_ != State::reading) return false;
-  if (head_done_ && parser_->is_done()) return request_complete(), true;
+  if (head_done_ && parser_->is_done()) return request_complete(), false;
   if (!head_done_ && filled_ > shared_->limits.max_header) {
     return refuse({Code::invalid, "the head is over the limit"}), false;
   }
@@ -208,7 +206,9 @@ void Connection::written() {
   out_body_ = {};
   if (!keep_alive_) return linger();
   next_request();
-  advance();
+  if (filled_ == 0) return wait();
+  // A request that was sent ahead waits until the other connections had their turn.
+  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->advance(); });
 }
 
 void Connection::next_request() {

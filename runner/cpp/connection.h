@@ -93,7 +93,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Shared> shared_;
   std::optional<RequestParser> parser_;
   State state_ = State::reading;
-  bool waiting_ = false, advancing_ = false, head_done_ = false, keep_alive_ = true, peer_closed_ = false;
+  bool waiting_ = false, head_done_ = false, keep_alive_ = true, peer_closed_ = false;
 
   // The bytes of the request in hand, and of what came after it: [0, parsed_) are parsed, [parsed_, filled_) are not.
   std::unique_ptr<char[]> buffer_;

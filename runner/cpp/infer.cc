@@ -55,6 +55,9 @@ void Router::infer(const std::shared_ptr<Connection>& connection) {
 
 Status Router::submit(const std::shared_ptr<InferCall>& call) {
   if (auto status = available(); !status) return status;
+  if (batcher_) {  // a full queue refuses before anything is parsed: under overload that is most of the work
+    if (auto status = batcher_->admit(1); !status) return status;
+  }
   if (auto status = read(*call); !status) return status;
   if (auto status = bind(*call); !status) return status;
   if (batcher_) return batcher_->submit(call);
