@@ -13,6 +13,9 @@ def serve(
     bundle: Annotated[Path, typer.Argument(help="What `mctl compile` wrote.")] = Path("bundle.pt2"),
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="0: a free one, told on stderr [8000].")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Its first line is what clients have to send as a bearer token [no token].")
+    ] = None,
     libtorch: Annotated[
         Path | None, typer.Option(help="Folder of libtorch_cpu.so [that of the installed torch].")
     ] = None,

@@ -19,10 +19,18 @@ constexpr std::size_t kSlowest = 64 << 10;      // bytes/s that earn a sender or
 constexpr std::chrono::seconds kLinger{2};      // after its last byte, for a client that sends on after an answer
 constexpr std::chrono::seconds kLongestLinger{30};
 
+std::string text_of_peer(const asio::ip::tcp::socket& socket) {
+  error_code ec;
+  const auto peer = socket.remote_endpoint(ec);
+  if (ec) return "";
+  const std::string address = peer.address().to_string();
+  return (peer.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(peer.port());
+}
+
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared)
-    : socket_(std::move(socket)), shared_(std::move(shared)) {
+    : socket_(std::move(socket)), client_(text_of_peer(socket_)), shared_(std::move(shared)) {
   shared_->connections.insert(this);
   parser_.emplace(shared_->limits.max_body, static_cast<std::uint32_t>(shared_->limits.max_header));
   allow();
@@ -118,6 +126,10 @@ void Connection::on_head() {
   if (head().content_length.value_or(0) > shared_->limits.max_body) {
     return refuse({Code::too_large, "the body is over the limit"});
   }
+  // A small body is read in any case, so that the connection can go on.
+  if (head().content_length.value_or(SIZE_MAX) > kSmall && !parser_->is_done()) {
+    if (auto welcome = shared_->service->screen(head()); !welcome) return refuse(welcome.error());
+  }
   if (head().expects_continue && !parser_->is_done() && parsed_ == filled_) {
     error_code ignored;
     constexpr std::string_view go_on = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -162,7 +174,7 @@ void Connection::refuse(const Error& error) {
   keep_alive_ = false;
   state_ = State::serving;
   begun_ = Clock::now();
-  respond(shared_->service->refuse(head(), error));
+  respond(shared_->service->refuse(*this, error));
 }
 
 // --- writing

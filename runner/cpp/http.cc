@@ -21,10 +21,15 @@ struct StatusLine {
 };
 
 constexpr StatusLine kStatuses[] = {
-    {Code::invalid, 400, "Bad Request"},           {Code::not_found, 404, "Not Found"},
-    {Code::method, 405, "Method Not Allowed"},     {Code::too_slow, 408, "Request Timeout"},
-    {Code::too_large, 413, "Content Too Large"},   {Code::unsupported, 415, "Unsupported Media Type"},
-    {Code::unimplemented, 501, "Not Implemented"}, {Code::unavailable, 503, "Service Unavailable"},
+    {Code::invalid, 400, "Bad Request"},
+    {Code::unauthorized, 401, "Unauthorized"},
+    {Code::not_found, 404, "Not Found"},
+    {Code::method, 405, "Method Not Allowed"},
+    {Code::too_slow, 408, "Request Timeout"},
+    {Code::too_large, 413, "Content Too Large"},
+    {Code::unsupported, 415, "Unsupported Media Type"},
+    {Code::unimplemented, 501, "Not Implemented"},
+    {Code::unavailable, 503, "Service Unavailable"},
     {Code::deadline, 504, "Gateway Timeout"},
 };
 
@@ -102,6 +107,7 @@ Answer refusal(const Error& error) {
   Answer answer;
   answer.status = status_of(error.code);
   if (answer.status == 503) answer.fields = "Retry-After: 1\r\n";
+  if (answer.status == 401) answer.fields = "WWW-Authenticate: Bearer\r\n";
   answer.body = "{\"error\":";
   append_json_string(answer.body, error.text);
   answer.body += '}';
@@ -148,8 +154,10 @@ void append_json_string(std::string& out, std::string_view text) {
     } else if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+    } else if (length == 1 && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
       append_escape(out, static_cast<unsigned char>(c));
+    } else if (c == '\xc2' && static_cast<unsigned char>(text[1]) < 0xa0) {  // a C1 control, such as a terminal's CSI
+      append_escape(out, static_cast<unsigned char>(text[1]));
     } else {
       out += text.substr(0, length);
     }
@@ -201,6 +209,9 @@ void RequestParser::known_field(http::field field, std::string_view value) {
       break;
     case http::field::accept:
       head_.accept = value;
+      break;
+    case http::field::authorization:
+      head_.authorization = value;
       break;
     case http::field::expect:
       head_.expects_continue = iequals(value, "100-continue");

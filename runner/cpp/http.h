@@ -16,7 +16,7 @@ enum class Verb : std::uint8_t { get, head, post, other };
 struct Head {
   Verb verb = Verb::other;
   std::string target;  // path and query, whatever form it came in
-  std::string content_type, content_encoding, accept, request_id;
+  std::string content_type, content_encoding, accept, authorization, request_id;
   std::optional<std::uint64_t> content_length;
   std::optional<std::uint64_t> json_length;  // Inference-Header-Content-Length
   std::optional<std::uint64_t> timeout_ms;

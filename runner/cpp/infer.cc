@@ -2,6 +2,7 @@
 #include <boost/beast/core/string.hpp>
 #include <charconv>
 
+#include "access_log.h"
 #include "inflate.h"
 #include "oip_answer.h"
 #include "oip_request.h"
@@ -12,11 +13,13 @@ namespace {
 
 constexpr std::int64_t kLongestTimeout = 86'400'000;  // ms: a day
 
-// `application/json; charset=utf-8` is JSON. No type at all is what many clients of binary tensors send.
+// `application/json; charset=utf-8` is JSON. No type at all is what many clients of binary tensors send, and that of a
+// form is what `curl -d` says of any body.
 bool understood(std::string_view type) {
   type = type.substr(0, type.find(';'));
   while (type.ends_with(' ')) type.remove_suffix(1);
-  for (const std::string_view known : {"", "application/json", "application/octet-stream", "text/json"}) {
+  for (const std::string_view known :
+       {"", "application/json", "application/octet-stream", "text/json", "application/x-www-form-urlencoded"}) {
     if (boost::beast::iequals(type, known)) return true;
   }
   return type.ends_with("+json");
@@ -54,15 +57,18 @@ void Router::infer(const std::shared_ptr<Connection>& connection) {
 }
 
 Status Router::submit(const std::shared_ptr<InferCall>& call) {
-  if (auto status = available(); !status) return status;
-  if (batcher_) {  // a full queue refuses before anything is parsed: under overload that is most of the work
-    if (auto status = batcher_->admit(1); !status) return status;
-  }
+  if (auto status = room(); !status) return status;
   if (auto status = read(*call); !status) return status;
   if (auto status = bind(*call); !status) return status;
   if (batcher_) return batcher_->submit(call);
   answer_zeros(*call);
   return Done{};
+}
+
+// Asked before anything is parsed: under overload that is most of the work.
+Status Router::room() const {
+  if (auto status = available(); !status) return status;
+  return batcher_ ? batcher_->admit(1) : Done{};
 }
 
 Status Router::read(InferCall& call) {
@@ -125,7 +131,11 @@ void Router::answer_zeros(InferCall& call) {
 bool Router::gone(Connection& connection) {
   const auto call = std::static_pointer_cast<InferCall>(connection.context.lock());
   if (!call || !batcher_ || !batcher_->cancel(*call)) return true;
-  metrics_.request(Outcome::cancelled, static_cast<std::uint64_t>(now_ns() - call->arrival_ns));
+  const std::int64_t total_ns = now_ns() - call->arrival_ns;
+  metrics_.request(Outcome::cancelled, static_cast<std::uint64_t>(total_ns));
+  if (settings_.log) {
+    settings_.log(line_of({connection, connection.head().request_id, kClientWentAway, total_ns, call.get()}));
+  }
   return false;
 }
 
@@ -149,24 +159,12 @@ void Router::done(InferCall& call, const Error* error) {
     fields += "x-mctl-batch-size: " + std::to_string(call.batch_rows) + "\r\nx-mctl-bucket: " + call.bucket +
               "\r\nx-mctl-variant: " + call.variant + "\r\n";
   }
-  const Outcome outcome = call.connection->gone() ? Outcome::cancelled : outcome_of(answer->status);
-  metrics_.request(outcome, static_cast<std::uint64_t>(total_ns));
-  if (settings_.log) log(id, call, answer->status, total_ns);
-  call.connection->respond(*std::move(answer));
-}
-
-void Router::log(const std::string& id, const InferCall& call, unsigned status, std::int64_t total_ns) const {
-  std::string line = "{\"id\":";
-  append_json_string(line, id);
-  line += ",\"status\":" + std::to_string(status) + ",\"rows\":" + std::to_string(call.rows);
-  if (call.batch_rows > 0) {
-    line += ",\"batch\":" + std::to_string(call.batch_rows) + ",\"bucket\":";
-    append_json_string(line, call.bucket);
+  const bool gone = call.connection->gone();
+  metrics_.request(gone ? Outcome::cancelled : outcome_of(answer->status), static_cast<std::uint64_t>(total_ns));
+  if (settings_.log) {
+    settings_.log(line_of({*call.connection, id, gone ? kClientWentAway : answer->status, total_ns, &call}));
   }
-  const auto microseconds = [](std::int64_t ns) { return std::to_string(ns / 1000); };
-  line += ",\"queue_us\":" + microseconds(call.queue_ns) + ",\"compute_us\":" + microseconds(call.compute_ns) +
-          ",\"total_us\":" + microseconds(total_ns) + "}";
-  settings_.log(line);
+  call.connection->respond(*std::move(answer));
 }
 
 }  // namespace mctl

@@ -46,26 +46,42 @@ json::value example_element(const Tensor& input) {
   return input.range ? std::clamp<std::int64_t>(0, input.range->first, input.range->second) : 0;
 }
 
-// A request of the smallest sizes; long data is left out.
-std::string example(const Manifest& manifest) {
+std::string quoted(std::string_view text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+// A shell command that sends a request of the smallest sizes. Long data is made by the shell.
+std::string example(const Manifest& manifest, const std::string& url, bool token) {
   DimSizes smallest;
   for (const Dim& dim : manifest.contract.dims) smallest.push_back(dim.min);
-  json::array inputs;
+  std::string before, body = "{\"inputs\":[";  // before: what the shell puts in front of the body's last part
   for (const Tensor& input : manifest.contract.inputs) {
     json::array shape;
     std::size_t count = 1;
     for (const Expression& axis : input.shape) {
       shape.push_back(axis.evaluate(smallest).value_or(1));
-      count = std::min(kMaxExample + 1, count * static_cast<std::size_t>(shape.back().as_int64()));
+      count *= static_cast<std::size_t>(shape.back().as_int64());
     }
-    json::array data{"…"};
-    if (count <= kMaxExample) data = json::array(count, example_element(input));
-    inputs.push_back({{"name", input.name},
-                      {"datatype", oip_name_of(input.dtype)},
-                      {"shape", std::move(shape)},
-                      {"data", std::move(data)}});
+    if (body.back() == '}') body += ',';
+    body += "{\"name\":" + json::serialize(json::value(input.name)) + ",\"datatype\":\"" +
+            std::string(oip_name_of(input.dtype)) + "\",\"shape\":" + json::serialize(shape) + ",\"data\":";
+    const json::value element = example_element(input);
+    if (count <= kMaxExample) {
+      body += json::serialize(json::array(count, element)) + "}";
+    } else {
+      before += "printf %s " + quoted(body + "[") + "; yes " + json::serialize(element) + " | head -n " +
+                std::to_string(count) + " | paste -sd, -; ";
+      body = "]}";
+    }
   }
-  return json::serialize(json::value{{"inputs", std::move(inputs)}});
+  body += "]}";
+  std::string curl =
+      "curl " + url + "/v2/models/" + manifest.name + "/infer -H 'content-type: application/json'";
+  if (token) curl += " -H \"authorization: Bearer $TOKEN\"";
+  if (before.empty()) return curl + " -d " + quoted(body);
+  return "{ " + before + "printf %s " + quoted(body) + "; } | " + curl + " -d @-";
 }
 
 }  // namespace
@@ -83,7 +99,7 @@ std::string model_metadata(const Manifest& manifest) {
                                      {"properties", properties(manifest)}});
 }
 
-std::string front_page(const Manifest& manifest, const std::string& url, bool as_json) {
+std::string front_page(const Manifest& manifest, const std::string& url, bool token, bool as_json) {
   const std::string model = "/v2/models/" + manifest.name;
   const std::vector<std::string> paths = {"GET /v2",
                                           "GET /v2/health/live",
@@ -93,8 +109,7 @@ std::string front_page(const Manifest& manifest, const std::string& url, bool as
                                           "GET " + model + "/stats",
                                           "POST " + model + "/infer",
                                           "GET /metrics"};
-  const std::string curl =
-      "curl " + url + model + "/infer -H 'content-type: application/json' -d '" + example(manifest) + "'";
+  const std::string curl = example(manifest, url, token);
   if (as_json) {
     return json::serialize(json::value{{"name", "mctl"},
                                        {"version", MCTL_VERSION},

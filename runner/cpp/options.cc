@@ -25,6 +25,7 @@ struct Option {
 const Option kOptions[] = {
     {"--host", "ADDRESS", &ServeOptions::host, 0, 0, "address to listen on [127.0.0.1]"},
     {"--port", "PORT", &ServeOptions::port, 0, 65535, "0: a free one, told on stderr [8000]"},
+    {"--token-file", "FILE", &ServeOptions::token_file, 0, 0, "its first line is what clients have to send [no token]"},
     {"--libtorch", "PATH", &ServeOptions::libtorch, 0, 0, "folder of libtorch_cpu.so, or the file [$MCTL_LIBTORCH]"},
     {"--instances", "N", &ServeOptions::instances, 1, 256, "worker processes [1]"},
     {"--threads", "N", &ServeOptions::threads, 1, 1024, "OpenMP threads of a worker [cores / instances]"},

@@ -12,7 +12,7 @@
 namespace mctl {
 
 struct ServeOptions {
-  std::string bundle, libtorch;
+  std::string bundle, libtorch, token_file;
   std::string host = "127.0.0.1";
   std::int64_t port = 8000;
   std::int64_t instances = 1;

@@ -9,6 +9,7 @@ namespace mctl {
 
 enum class Code {
   invalid,        // the client's request (400)
+  unauthorized,   // 401
   not_found,      // 404
   method,         // 405
   too_slow,       // 408

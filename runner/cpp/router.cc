@@ -3,6 +3,7 @@
 #include <random>
 #include <vector>
 
+#include "access_log.h"
 #include "metadata.h"
 
 namespace mctl {
@@ -23,6 +24,10 @@ Answer wrong_verb(std::string_view allowed) {
   Answer answer = refusal({Code::method, "this path takes " + std::string(allowed)});
   answer.fields = "Allow: " + std::string(allowed) + "\r\n";
   return answer;
+}
+
+std::int64_t age_of(const Connection& connection) {
+  return now_ns() - connection.begun().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 bool reads(const Head& head) { return head.verb == Verb::get || head.verb == Verb::head; }
@@ -94,10 +99,27 @@ Router::Router(const Manifest& manifest, RouterSettings settings, Packing& packi
 
 void Router::serve(const std::shared_ptr<Connection>& connection) {
   const Head& head = connection->head();
+  if (auto permitted = permit(head); !permitted) return connection->respond(refuse(*connection, permitted.error()));
   if (head.verb == Verb::post && head.target == infer_path_) return infer(connection);
   const auto path = segments_of(head.target);
   if (infers(head, path)) return infer(connection);
-  connection->respond(route(head, path));
+  Answer answer = route(head, path);
+  if (settings_.log) settings_.log(line_of({*connection, head.request_id, answer.status, age_of(*connection)}));
+  connection->respond(std::move(answer));
+}
+
+// Probes have no token; everything else needs it.
+Status Router::permit(const Head& head) const {
+  if (settings_.token.empty() || bears(head.authorization, settings_.token)) return Done{};
+  const auto path = segments_of(head.target);
+  if (path.size() == 3 && path[0] == "v2" && path[1] == "health") return Done{};
+  if (!head.authorization.empty()) return Error{Code::unauthorized, "this is not the token of this server"};
+  return Error{Code::unauthorized, "this server needs a token: send `Authorization: Bearer TOKEN`"};
+}
+
+Status Router::screen(const Head& head) {
+  if (auto permitted = permit(head); !permitted) return permitted;
+  return infers(head, segments_of(head.target)) ? room() : Done{};
 }
 
 // Is it this model's inference?
@@ -173,7 +195,8 @@ Answer Router::health() const {
 
 Answer Router::page(const Head& head) const {
   const bool json = head.accept.find("application/json") != std::string::npos;
-  return with_body(front_page(manifest_, url_, json), json ? "application/json" : "text/plain; charset=utf-8");
+  return with_body(front_page(manifest_, url_, !settings_.token.empty(), json),
+                   json ? "application/json" : "text/plain; charset=utf-8");
 }
 
 Gauges Router::gauges() const {
@@ -193,9 +216,11 @@ Gauges Router::gauges() const {
   return gauges;
 }
 
-Answer Router::refuse(const Head& head, const Error& error) {
+Answer Router::refuse(const Connection& connection, const Error& error) {
+  const Head& head = connection.head();
   Answer answer = refusal(error);
   if (infers(head, segments_of(head.target))) metrics_.request(outcome_of(answer.status), 0);
+  if (settings_.log) settings_.log(line_of({connection, head.request_id, answer.status, 0}));
   return answer;
 }
 

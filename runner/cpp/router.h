@@ -17,6 +17,7 @@
 #include "metrics.h"
 #include "packing.h"
 #include "supervisor.h"
+#include "token.h"
 
 namespace mctl {
 
@@ -26,6 +27,7 @@ struct RouterSettings {
   std::int64_t max_request_rows = 1;
   std::chrono::nanoseconds default_timeout{30'000'000'000};
   std::size_t max_body = 64 << 20;              // bytes, inflated
+  std::string token;                            // that clients have to send; empty: none
   std::function<void(const std::string&)> log;  // a line for each request; empty: none
 };
 
@@ -37,7 +39,8 @@ class Router final : public Service {
 
   void serve(const std::shared_ptr<Connection>& connection) override;
   bool gone(Connection& connection) override;
-  Answer refuse(const Head& head, const Error& error) override;
+  Status screen(const Head& head) override;
+  Answer refuse(const Connection& connection, const Error& error) override;
 
   void drain() { draining_ = true; }
   void set_url(std::string url) { url_ = std::move(url); }
@@ -52,16 +55,17 @@ class Router final : public Service {
   Answer model(const Head& head, Path path) const;
   Answer health() const;
   Answer page(const Head& head) const;
+  Status permit(const Head& head) const;
   Status available() const;
   Gauges gauges() const;
 
   void infer(const std::shared_ptr<Connection>& connection);
   Status submit(const std::shared_ptr<InferCall>& call);
+  Status room() const;
   Status read(InferCall& call);
   Status bind(InferCall& call);
   void answer_zeros(InferCall& call);
   void done(InferCall& call, const Error* error);
-  void log(const std::string& id, const InferCall& call, unsigned status, std::int64_t total_ns) const;
 
   const Manifest& manifest_;
   const RouterSettings settings_;

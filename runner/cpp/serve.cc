@@ -17,12 +17,14 @@
 #include "archive.h"
 #include "batcher.h"
 #include "host.h"
+#include "line_writer.h"
 #include "manifest.h"
 #include "metrics.h"
 #include "packing.h"
 #include "router.h"
 #include "server.h"
 #include "supervisor.h"
+#include "token.h"
 
 namespace mctl {
 namespace {
@@ -107,7 +109,7 @@ bool is_loopback(const std::string& url) { return url.starts_with("http://127.")
 class Front {
  public:
   Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing, BatchSettings batching,
-        const Say& say);
+        Token token, const Say& say);
   Result<int> run();
 
  private:
@@ -117,8 +119,11 @@ class Front {
   void poll_drained();
   void end(Result<int> result);
 
+  void say_who_can_use_it() const;
+
   const ServeOptions& options_;
   const Manifest& manifest_;
+  const Token token_;
   const Say& say_;
   asio::io_context io_{1};
   asio::signal_set signals_{io_, SIGTERM, SIGINT};
@@ -134,12 +139,13 @@ class Front {
 };
 
 Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing,
-             BatchSettings batching, const Say& say)
-    : options_(options), manifest_(manifest), say_(say), metrics_(manifest) {
+             BatchSettings batching, Token token, const Say& say)
+    : options_(options), manifest_(manifest), token_(std::move(token)), say_(say), metrics_(manifest) {
   RouterSettings settings;
   settings.max_request_rows = options.max_request_rows.value_or(batching.max_queue_size);
   settings.default_timeout = std::chrono::milliseconds(options.default_timeout_ms);
   settings.max_body = static_cast<std::size_t>(options.max_body_mb) << 20;
+  settings.token = token_.text;
   if (options.log_requests) settings.log = say;
   if (!options.null) {
     std::optional<std::int64_t> most;
@@ -159,11 +165,20 @@ Result<int> Front::run() {
   }
   router_->set_url(server_->url());
   say_("listening on " + server_->url());
-  if (!is_loopback(server_->url())) say_("warning: everyone who can reach this address can use the server");
+  say_who_can_use_it();
   await_signal();
   if (auto started = start_workers(); !started) return started.error();
   io_.run();
   return result_;
+}
+
+void Front::say_who_can_use_it() const {
+  const bool loopback = is_loopback(server_->url());
+  if (!loopback && token_.text.empty()) say_("warning: everyone who can reach this address can use the server");
+  if (!loopback && !token_.text.empty()) {
+    say_("warning: this address is protected by a token, but not encrypted: put TLS in front of it");
+  }
+  if (token_.exposed) say_("warning: everyone on this machine can read `" + options_.token_file + "`");
 }
 
 Status Front::start_workers() {
@@ -228,9 +243,18 @@ Result<int> serve(const ServeOptions& options, const Say& say) {
   Packing packing(*manifest);
   auto batching = batch_settings(options, *manifest, packing);
   if (!batching) return batching.error();
+  Result<Token> token = Token{};
+  if (!options.token_file.empty()) token = read_token(options.token_file);
+  if (!token) return token.error();
   signal(SIGPIPE, SIG_IGN);
   allow_many_descriptors();
-  return Front(options, *manifest, file.fd, packing, *std::move(batching), say).run();
+  std::optional<LineWriter> log;
+  Say say_all = say;
+  if (options.log_requests) {  // so much is said that whoever reads it may be too slow
+    log.emplace(STDERR_FILENO);
+    say_all = [&](const std::string& line) { log->write(line); };
+  }
+  return Front(options, *manifest, file.fd, packing, *std::move(batching), *std::move(token), say_all).run();
 }
 
 }  // namespace mctl

@@ -46,6 +46,8 @@ class Server:
         words = [runner(), "serve", bundle, "--libtorch", native.find_libtorch(), "--port", "0", *options]
         self.process = subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
+        self.reading = threading.Event()  # while it is cleared, nobody reads the server's stderr
+        self.reading.set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._wait("listening on ").removeprefix("listening on ")
@@ -56,6 +58,7 @@ class Server:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
+            self.reading.wait()
             self.lines.append(line.rstrip("\n"))
 
     def _wait(self, start: str) -> str:

@@ -1,6 +1,5 @@
 """Start, drain and death: of the server, and of its workers under load."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from .conftest import Mlp
-from .server import Answer, Server, infer_binary, infer_json, outputs_of, post
+from .server import Answer, Server, infer_binary, outputs_of, post
 from .test_batching import INFER, eventually, random, start, stopped
 
 
@@ -264,13 +263,3 @@ def test_a_libtorch_that_is_not_there(
 ) -> None:
     code, text = refusal(mlp_bundle, "--libtorch", str(tmp_path))
     assert code == 1 and text.splitlines()[-1].startswith("error: ") and str(tmp_path) in text
-
-
-def test_logged_requests_are_json_lines(mlp_bundle: Path) -> None:
-    with Server(mlp_bundle, "--log-requests") as server:
-        server.request(INFER, json.dumps(infer_json(x=random(3))).encode(), {"x-request-id": 'a"b'})
-        server.request(INFER, b"{")
-        eventually(lambda: sum(line.startswith("{") for line in server.lines) == 2)
-        lines = [json.loads(line) for line in server.lines if line.startswith("{")]
-    assert (lines[0]["id"], lines[0]["status"], lines[0]["rows"], lines[0]["bucket"]) == ('a"b', 200, 3, "batch=4")
-    assert lines[1]["status"] == 400

@@ -6,6 +6,7 @@
 #include "inflate.h"
 #include "options.h"
 #include "support.h"
+#include "token.h"
 
 namespace mctl {
 namespace {
@@ -91,7 +92,20 @@ BOOST_AUTO_TEST_CASE(http_answers) {
   BOOST_TEST(head ==
              "HTTP/1.1 503 Service Unavailable\r\nServer: mctl\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
              "Content-Type: application/json\r\nContent-Length: 45\r\nRetry-After: 1\r\nConnection: close\r\n\r\n");
+  BOOST_TEST(refusal({Code::unauthorized, ""}).fields == "WWW-Authenticate: Bearer\r\n");
+  std::string controls;  // of ASCII and of Latin-1, which steer terminals; what follows them is text
+  append_json_string(controls, "\x1b \x7f \xc2\x80 \xc2\x9b \xc2\x9f \xc2\xa0 \xc3\x84");
+  BOOST_TEST(controls == "\"\\u001b \\u007f \\u0080 \\u009b \\u009f \xc2\xa0 \xc3\x84\"");
   BOOST_TEST(http_date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT");  // RFC 9110, section 5.6.7
+}
+
+BOOST_AUTO_TEST_CASE(tokens) {
+  BOOST_TEST(bears("Bearer abc", "abc"));
+  BOOST_TEST(bears("bearer  abc", "abc"));
+  for (const char* other : {"", "abc", "Bearer", "Bearer ", "Bearer ab", "Bearer abcd", "Bearer abcabc", "Bearer abd",
+                            "Bearer Abc", "Bearer abc ", "Basic abc", "Bearerabc"}) {
+    BOOST_TEST(!bears(other, "abc"), other);
+  }
 }
 
 std::string from_hex(std::string_view digits) {
