@@ -38,7 +38,7 @@ void append_number(std::string& out, std::string_view name, std::int64_t number)
 std::string line_of(const Access& access) {
   const Head& head = access.connection.head();
   std::string line = "{\"time\":\"" + time_text() + '"';
-  append_text(line, "client", access.connection.client());
+  append_text(line, "client", access.connection.address());
   append_text(line, "verb", name_of(head.verb));
   append_text(line, "path", std::string_view(head.target).substr(0, kMostTarget));
   if (!access.id.empty()) append_text(line, "id", access.id);

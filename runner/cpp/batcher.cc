@@ -34,23 +34,51 @@ Batcher::Batcher(asio::io_context& io, const Manifest& manifest, Packing& packin
 // --- the queue
 // --------------------------------------------------------------------------------------------------------
 
-Status Batcher::admit(std::int64_t rows) {
-  if (!settings_.admits(waiting_, rows)) look();
+Status Batcher::admit(Client client, std::int64_t rows) {
   if (settings_.admits(waiting_, rows)) return Done{};
-  return Error{Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
-                                      std::to_string(settings_.max_queue_size) + " rows wait"};
+  look();
+  const bool admitted = settings_.admits(waiting_, rows) || shares_.entitled(client, rows, settings_.max_queue_size);
+  return admitted ? Status(Done{}) : full();
+}
+
+Error Batcher::full() const {
+  return {Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
+                                 std::to_string(settings_.max_queue_size) + " rows wait"};
+}
+
+// Refuses the latest requests of the clients that have the most; false if those have to stay.
+bool Batcher::make_room(std::int64_t rows) {
+  while (!settings_.admits(waiting_, rows)) {
+    const auto gives_way = [&, client = shares_.largest()](const Waiting& request) {
+      return request.call->client == client && !request.retried;
+    };
+    const auto latest = std::find_if(queue_.rbegin(), queue_.rend(), gives_way);
+    if (latest == queue_.rend()) return false;
+    const std::shared_ptr<Call> call = latest->call;
+    end(*call, full());
+  }
+  return true;
+}
+
+// In order of turns; whoever is alone comes last.
+void Batcher::enqueue(Waiting request) {
+  request.turn = shares_.join(request.call->client, request.rows);
+  waiting_ += request.rows;
+  const auto before = [&](const Waiting& other) { return other.turn <= request.turn; };
+  const auto last = std::find_if(queue_.rbegin(), queue_.rend(), before);
+  queue_.insert(last.base(), std::move(request));
 }
 
 Status Batcher::submit(std::shared_ptr<Call> call) {
-  if (auto admitted = admit(call->rows); !admitted) return admitted;
+  if (auto admitted = admit(call->client, call->rows); !admitted) return admitted;
+  if (!make_room(call->rows)) return full();
   const std::int64_t limit = settings_.limit();
   std::string key = packing_.key_of(call->dims, call->inputs);
   call->rows_left = call->rows;
   for (std::int64_t row = 0; row < call->rows; row += limit) {
-    queue_.push_back({call->arrival_ns / kMicrosecond, call->deadline_ns / kMicrosecond,
-                      std::min(limit, call->rows - row), key, call, row, false});
+    enqueue({call->arrival_ns / kMicrosecond, call->deadline_ns / kMicrosecond, std::min(limit, call->rows - row), key,
+             call, row, false});
   }
-  waiting_ += call->rows;
   fresh_ += call->rows;
   wake_at(call->deadline_ns);
   if (fresh_ < limit) {
@@ -72,6 +100,7 @@ bool Batcher::leave_queue(const Call& call) {
   return std::erase_if(queue_, [&](const Waiting& request) {
            if (request.call.get() != &call) return false;
            waiting_ -= request.rows;
+           shares_.leave(call.client, request.rows);
            return true;
          }) > 0;
 }
@@ -91,6 +120,7 @@ void Batcher::end(Call& call, const Error& error) {
 void Batcher::expire_waiting(std::int64_t now) {
   for (Waiting& request : take_expired(queue_, now / kMicrosecond)) {
     waiting_ -= request.rows;
+    shares_.leave(request.call->client, request.rows);
     end(*request.call, too_late("queue"));
   }
 }
@@ -150,6 +180,10 @@ void Batcher::start(Place place, const Decision& decision) {
   for (const std::size_t index : decision.batch) batch.requests.push_back(std::move(queue_[index]));
   std::erase_if(queue_, [](const Waiting& request) { return !request.call; });
   waiting_ -= decision.rows;
+  for (const Waiting& request : batch.requests) {
+    shares_.leave(request.call->client, request.rows);
+    shares_.started(request.turn);
+  }
   batch.sizes = packing_.sizes(batch.requests.front().call->dims, settings_.padded(decision.rows));
   batch.facts = {packing_.bucket_of(batch.sizes), decision.reason, decision.rows, packing_.rows_of(batch.sizes)};
   if (!fill(place, batch)) return;
@@ -327,6 +361,7 @@ void Batcher::retry(Batch batch, bool blamed) {
       request->key = "retry " + std::to_string(++retries_);
     }
     waiting_ += request->rows;
+    shares_.rejoin(request->call->client, request->rows);
     queue_.push_front(std::move(*request));
   }
 }

@@ -15,6 +15,7 @@
 #include "metrics.h"
 #include "packing.h"
 #include "policy.h"
+#include "shares.h"
 #include "supervisor.h"
 
 namespace mctl {
@@ -30,6 +31,7 @@ struct Call {
   std::vector<std::span<const std::byte>> inputs;  // in the contract's order
   DimSizes dims;
   std::int64_t rows = 1, arrival_ns = 0, deadline_ns = 0;
+  Client client = 0;
 
   std::vector<OutputView> outputs;
   std::int64_t queue_ns = 0, compute_ns = 0, batch_rows = 0;
@@ -46,9 +48,9 @@ class Batcher {
   Batcher(boost::asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
           std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
 
-  // Code::unavailable if the queue has no room for so many rows: can be asked before a request is read.
-  Status admit(std::int64_t rows);
-  Status submit(std::shared_ptr<Call> call);  // admits it first
+  // Code::unavailable if the queue has no room for so many rows of a client: can be asked before a request is read.
+  Status admit(Client client, std::int64_t rows);
+  Status submit(std::shared_ptr<Call> call);  // asks that first
   bool cancel(Call& call);                    // takes it out of the queue; false if it runs already
 
   // Supervisor's events.
@@ -83,6 +85,9 @@ class Batcher {
 
   void schedule();
   void look();
+  Error full() const;
+  bool make_room(std::int64_t rows);
+  void enqueue(Waiting request);
   void dispatch();
   std::optional<Place> place(bool busy) const;
   void start(Place place, const Decision& decision);
@@ -109,6 +114,7 @@ class Batcher {
   boost::asio::steady_timer timer_;
   std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
   Queue queue_;
+  Shares shares_;
   std::int64_t waiting_ = 0, inflight_ = 0;  // rows, batches
   std::int64_t fresh_ = 0;                   // rows that came since the last dispatch
   std::vector<Slots> slots_;

@@ -19,18 +19,15 @@ constexpr std::size_t kSlowest = 64 << 10;      // bytes/s that earn a sender or
 constexpr std::chrono::seconds kLinger{2};      // after its last byte, for a client that sends on after an answer
 constexpr std::chrono::seconds kLongestLinger{30};
 
-std::string text_of_peer(const asio::ip::tcp::socket& socket) {
-  error_code ec;
-  const auto peer = socket.remote_endpoint(ec);
-  if (ec) return "";
-  const std::string address = peer.address().to_string();
-  return (peer.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(peer.port());
+asio::ip::tcp::endpoint peer_of(const asio::ip::tcp::socket& socket) {
+  error_code gone;
+  return socket.remote_endpoint(gone);
 }
 
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared)
-    : socket_(std::move(socket)), client_(text_of_peer(socket_)), shared_(std::move(shared)) {
+    : socket_(std::move(socket)), peer_(peer_of(socket_)), shared_(std::move(shared)) {
   shared_->connections.insert(this);
   parser_.emplace(shared_->limits.max_body, static_cast<std::uint32_t>(shared_->limits.max_header));
   allow();
@@ -39,6 +36,22 @@ Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<Shared> sha
 Connection::~Connection() {
   hold(0);
   shared_->connections.erase(this);
+}
+
+std::string Connection::address() const {
+  const std::string address = peer_.address().to_string();
+  return (peer_.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(peer_.port());
+}
+
+// One address of IPv4; of IPv6 the network, of which a host has all addresses.
+std::uint64_t Connection::client() const {
+  const asio::ip::address address = peer_.address();
+  if (address.is_v4()) return address.to_v4().to_uint();
+  const asio::ip::address_v6 v6 = address.to_v6();
+  if (v6.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, v6).to_uint();
+  std::uint64_t network = 0;
+  for (std::size_t i = 0; i < 8; ++i) network = network << 8 | v6.to_bytes()[i];
+  return network;
 }
 
 void Connection::start() {
@@ -128,7 +141,7 @@ void Connection::on_head() {
   }
   // A small body is read in any case, so that the connection can go on.
   if (head().content_length.value_or(SIZE_MAX) > kSmall && !parser_->is_done()) {
-    if (auto welcome = shared_->service->screen(head()); !welcome) return refuse(welcome.error());
+    if (auto welcome = shared_->service->screen(*this); !welcome) return refuse(welcome.error());
   }
   if (head().expects_continue && !parser_->is_done() && parsed_ == filled_) {
     error_code ignored;

@@ -34,7 +34,7 @@ class Service {
   // The client went away before the answer to the request in hand; true if an answer comes all the same.
   virtual bool gone(Connection& connection) = 0;
   // Asked when the head of a request is there and its body would cost much: an error refuses it at once.
-  virtual Status screen(const Head& head) = 0;
+  virtual Status screen(const Connection& connection) = 0;
   // The answer to a request that is refused before it is complete.
   virtual Answer refuse(const Connection& connection, const Error& error) = 0;
 };
@@ -57,7 +57,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void start();
   void turn_away(const Error& error);  // answers before anything is read, and closes
 
-  const std::string& client() const { return client_; }  // ADDRESS:PORT
+  std::uint64_t client() const;  // the same for all connections from one place
+  std::string address() const;   // ADDRESS:PORT
   const Head& head() const { return parser_->request(); }
   std::span<const std::byte> body() const;
   Clock::time_point begun() const { return begun_; }  // when the request was complete
@@ -93,7 +94,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void allow(std::size_t bytes = 0);
 
   boost::asio::ip::tcp::socket socket_;
-  const std::string client_;
+  const boost::asio::ip::tcp::endpoint peer_;
   std::shared_ptr<Shared> shared_;
   std::optional<RequestParser> parser_;
   State state_ = State::reading;

@@ -52,12 +52,13 @@ struct InferCall final : Call {
 void Router::infer(const std::shared_ptr<Connection>& connection) {
   auto call = std::make_shared<InferCall>(*this, connection);
   call->arrival_ns = connection->begun().time_since_epoch() / std::chrono::nanoseconds(1);
+  call->client = connection->client();
   connection->context = call;
   if (auto submitted = submit(call); !submitted) done(*call, &submitted.error());
 }
 
 Status Router::submit(const std::shared_ptr<InferCall>& call) {
-  if (auto status = room(); !status) return status;
+  if (auto status = room(*call->connection); !status) return status;
   if (auto status = read(*call); !status) return status;
   if (auto status = bind(*call); !status) return status;
   if (batcher_) return batcher_->submit(call);
@@ -66,9 +67,9 @@ Status Router::submit(const std::shared_ptr<InferCall>& call) {
 }
 
 // Asked before anything is parsed: under overload that is most of the work.
-Status Router::room() const {
+Status Router::room(const Connection& connection) const {
   if (auto status = available(); !status) return status;
-  return batcher_ ? batcher_->admit(1) : Done{};
+  return batcher_ ? batcher_->admit(connection.client(), 1) : Done{};
 }
 
 Status Router::read(InferCall& call) {

@@ -10,6 +10,7 @@ struct Candidate {
   std::vector<std::size_t> requests;
   std::int64_t rows = 0;
   bool full = false;
+  std::int64_t oldest_us = 0;  // arrival
 };
 
 // Each key's next batch, the key with the oldest request first (rule 5).
@@ -18,10 +19,11 @@ std::vector<Candidate> candidates(std::int64_t limit, const Queue& queue) {
   for (std::size_t index = 0; index < queue.size(); ++index) {
     const Waiting& request = queue[index];
     auto mine = std::find_if(found.begin(), found.end(), [&](const Candidate& c) { return c.key == request.key; });
-    if (mine == found.end()) mine = found.insert(found.end(), Candidate{request.key, {}, 0, false});
+    if (mine == found.end()) mine = found.insert(found.end(), Candidate{request.key, {}, 0, false, request.arrival_us});
     if (mine->full) continue;
     if (mine->rows + request.rows <= limit) {
       mine->requests.push_back(index);
+      mine->oldest_us = std::min(mine->oldest_us, request.arrival_us);
       mine->rows += request.rows;
       mine->full = mine->rows == limit;
     } else {
@@ -62,7 +64,7 @@ Decision decide(const BatchSettings& settings, const Queue& queue, std::int64_t 
   const auto wake_at = [&](std::int64_t at) { decision.wake_us = std::min(decision.wake_us.value_or(at), at); };
   if (room != Room::none) {
     for (Candidate& candidate : candidates(settings.limit(), queue)) {
-      const std::int64_t opens = queue[candidate.requests.front()].arrival_us + settings.max_queue_delay_us;
+      const std::int64_t opens = candidate.oldest_us + settings.max_queue_delay_us;
       const bool waited = room == Room::free && opens <= now_us;
       if (candidate.full || draining || waited) {
         decision.batch = std::move(candidate.requests);

@@ -35,6 +35,7 @@ struct Waiting {
   std::shared_ptr<Call> call;
   std::int64_t first_row = 0;  // of the call's rows
   bool retried = false;        // it was in a batch whose worker died
+  std::int64_t turn = 0;       // of its client: the queue is in order of turns, then of arrival
 };
 
 using Queue = std::deque<Waiting>;

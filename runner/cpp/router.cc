@@ -117,9 +117,10 @@ Status Router::permit(const Head& head) const {
   return Error{Code::unauthorized, "this server needs a token: send `Authorization: Bearer TOKEN`"};
 }
 
-Status Router::screen(const Head& head) {
+Status Router::screen(const Connection& connection) {
+  const Head& head = connection.head();
   if (auto permitted = permit(head); !permitted) return permitted;
-  return infers(head, segments_of(head.target)) ? room() : Done{};
+  return infers(head, segments_of(head.target)) ? room(connection) : Done{};
 }
 
 // Is it this model's inference?

@@ -39,7 +39,7 @@ class Router final : public Service {
 
   void serve(const std::shared_ptr<Connection>& connection) override;
   bool gone(Connection& connection) override;
-  Status screen(const Head& head) override;
+  Status screen(const Connection& connection) override;
   Answer refuse(const Connection& connection, const Error& error) override;
 
   void drain() { draining_ = true; }
@@ -61,7 +61,7 @@ class Router final : public Service {
 
   void infer(const std::shared_ptr<Connection>& connection);
   Status submit(const std::shared_ptr<InferCall>& call);
-  Status room() const;
+  Status room(const Connection& connection) const;
   Status read(InferCall& call);
   Status bind(InferCall& call);
   void answer_zeros(InferCall& call);

@@ -96,8 +96,8 @@ class Server:
         except urllib.error.HTTPError as error:
             return Answer(error.code, _lower(error.headers), error.read())
 
-    def connect(self) -> "Raw":
-        return Raw(self.port)
+    def connect(self, source: str = "127.0.0.1") -> "Raw":
+        return Raw(self.port, source)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name and labels, without model and version."""
@@ -124,8 +124,8 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 class Raw:
     """A TCP connection that reads answers one by one."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
         self._rest = b""
 
     def __enter__(self) -> "Raw":

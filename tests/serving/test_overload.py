@@ -1,4 +1,7 @@
-"""More load than the model can carry: what is accepted is answered in time, the rest at once, and nothing is lost."""
+"""More load than the model can carry: what is accepted is answered in time, the rest at once, and nothing is lost.
+
+Who has many connections gets no more than who has one; clients are told apart by their addresses.
+"""
 
 import json
 import runpy
@@ -12,7 +15,8 @@ import pytest
 import torch
 
 from .conftest import SAMPLES, Mlp
-from .server import Server, infer_binary, outputs_of, post
+from .server import Raw, Server, infer_binary, outputs_of, post
+from .test_batching import eventually, random, stopped
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import load
@@ -88,9 +92,8 @@ def test_twice_the_capacity(slow: Server, cases: list[load.Case]) -> None:
 
 def test_a_burst_of_ready_sockets_does_not_hide_the_worker(mlp_bundle: Path, mlp: Mlp) -> None:
     """900 requests are there at once: batches have to end and start while they are read, or the queue overflows."""
-    x = np.random.default_rng(0).standard_normal((1, 128), np.float32)
-    body, headers = infer_binary(x=x)
-    request = post("/v2/models/mlp/infer", body, *(f"{name}: {value}" for name, value in headers.items()))
+    x = random(1)
+    request = mlp_request(x)
     with Server(mlp_bundle, "--threads", "1") as server:
         clients = [server.connect() for _ in range(900)]
         assert {raw.send(b"GET /v2 HTTP/1.1\r\n\r\n").read().status for raw in clients} == {200}
@@ -108,3 +111,68 @@ def test_a_burst_of_ready_sockets_does_not_hide_the_worker(mlp_bundle: Path, mlp
         for raw in clients:
             raw.socket.close()
     assert max(right) > 700, right
+
+
+def mlp_request(x: np.ndarray, *fields: str) -> bytes:
+    body, headers = infer_binary(x=x)
+    return post("/v2/models/mlp/infer", body, *fields, *(f"{name}: {value}" for name, value in headers.items()))
+
+
+def test_a_client_with_one_request_goes_before_one_with_many(mlp_bundle: Path) -> None:
+    """The queue of eight rows is full of one client's requests when another one comes."""
+    options = ["--max-batch-size", "4", "--max-queue-size", "8", "--log-requests"]
+    with Server(mlp_bundle, *options) as server:
+
+        def send(name: str, rows: int, source: str) -> Raw:
+            return server.connect(source).send(mlp_request(random(rows), f"x-request-id: {name}"))
+
+        with stopped(server):
+            held = []
+            for count in (1, 2):
+                held.append(send(f"held{count}", 4, "127.0.0.1"))
+                eventually(lambda count=count: server.metrics()["mctl_inflight_batches"] == count)
+            many = []
+            for count in range(1, 9):
+                many.append(send(f"many{count}", 1, "127.0.0.1"))
+                eventually(lambda count=count: server.metrics()["mctl_queue_rows"] == count)
+            assert send("too much", 1, "127.0.0.1").read().status == 503
+            one = send("one", 3, "127.0.0.2")
+            gave_way = [raw.read() for raw in many[5:]]  # three rows: the latest
+            assert [answer.status for answer in gave_way] == [503] * 3
+            assert gave_way[0].headers["retry-after"] == "1" and "the queue is full" in gave_way[0].error
+            assert send("over its share", 2, "127.0.0.2").read().status == 503
+            assert server.metrics()["mctl_queue_rows"] == 8
+        assert [raw.read().status for raw in (*held, one, *many[:5])] == [200] * 8
+    lines = [json.loads(line) for line in server.lines if line.startswith("{")]
+    answered = [line["id"] for line in lines if line["status"] == 200 and "id" in line]
+    # Both clients have had nothing since the queue began: one request of each, then the rest.
+    assert answered == ["held1", "held2", "many1", "one", "many2", "many3", "many4", "many5"]
+
+
+def test_nobody_starves_beside_two_hundred_connections(slow: Server, cases: list[load.Case]) -> None:
+    capacity = run(slow, cases, 2000, 1, 2 * BATCH)
+    rate = 3 * capacity.right / capacity.seconds
+    options = {"connections": 200, "rtol": 1e-3, "atol": 1e-4}
+    with load.running(slow.port, cases, rate=[(rate, 3)], **options) as crowd, slow.connect("127.0.0.2") as raw:
+        eventually(lambda: slow.metrics()["mctl_queue_rows"] > QUEUE - BATCH)
+        while slow.metrics()["mctl_queue_rows"] > QUEUE - BATCH:
+            alone = [raw.send(cases[0].request).read().status for _ in range(10)]
+            assert alone == [200] * 10
+        report = load.report(crowd)
+    assert report.right + report.refused == report.requests
+    assert report.refused > 0.3 * report.requests
+
+
+def test_requests_sent_ahead_take_turns_with_other_connections(mlp_bundle: Path) -> None:
+    """One connection has sent hundreds of requests when another one sends one."""
+    with Server(mlp_bundle, "--null", "--log-requests", ready=False) as server, server.connect() as greedy:
+        modest = server.connect()
+        server.process.send_signal(signal.SIGSTOP)
+        greedy.send(b"GET /greedy HTTP/1.1\r\n\r\n" * 300)
+        modest.send(b"GET /modest HTTP/1.1\r\n\r\n")
+        server.process.send_signal(signal.SIGCONT)
+        assert modest.read().status == 404
+        assert {greedy.read().status for _ in range(300)} == {404}
+        modest.socket.close()
+    paths = [json.loads(line)["path"] for line in server.lines if line.startswith("{")]
+    assert paths.index("/modest") <= 2
