@@ -46,7 +46,7 @@ def read(address: Address, token: str | None = None, timeout: float = 5.0) -> Re
         what = "does not accept the bearer token" if token else "wants a bearer token"
         raise ServeError(f"`{address.url}` {what}", "name the file that holds the server's with `--token-file`")
     try:
-        samples = parse(printable(body.decode(errors="replace"))) if status == 200 else {}
+        samples = parse(body.decode(errors="replace")) if status == 200 else {}
     except ServeError:
         samples = {}
     if "mctl_bundle_info" not in samples:

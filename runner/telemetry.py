@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..bundle_format.errors import ServeError
+from ..bundle_format.errors import ServeError, printable
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -37,13 +37,13 @@ class Reading:
         """The samples summed by a label's values, in the server's order."""
         sums: dict[str, float] = {}
         for labels, value in self.samples.get(name, {}).items():
-            key = dict(labels).get(label, "")
+            key = _shown(dict(labels).get(label, ""))
             sums[key] = sums.get(key, 0.0) + value
         return sums
 
     def info(self) -> dict[str, str]:
         """Labels of mctl_bundle_info: model, version, digest, torch, target."""
-        return dict(next(iter(self.samples["mctl_bundle_info"])))
+        return {name: _shown(value) for name, value in next(iter(self.samples["mctl_bundle_info"]))}
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -248,6 +248,11 @@ def _number(statistics: Mapping[str, object], stage: str, key: str) -> float:
     for step in ("inference_stats", stage, key):
         found = found.get(step) if isinstance(found, Mapping) else None
     return float(found) if isinstance(found, int | float) else 0.0
+
+
+def _shown(label: str) -> str:
+    """In one line, and without what moves a terminal's cursor."""
+    return printable(label).replace("\n", r"\n")
 
 
 def _natural(bucket: str) -> list[tuple[int, str]]:

@@ -244,7 +244,11 @@ def test_what_a_server_says_cannot_move_the_cursor(run_mctl: Run) -> None:
     with listening(Hostile) as url:
         done = run_mctl("top", url, "--once", "--interval", "0.1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\\x1b[2Jm version unknown" in done.stdout and "not ready: \\x1b[2J" in done.stdout
+    assert (
+        "\\x1b[2Jm version unknown" in done.stdout
+        and "torch a\\nb\\r" in done.stdout
+        and "not ready: \\x1b[2J" in done.stdout
+    )
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout)
 
 
