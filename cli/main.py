@@ -1,9 +1,10 @@
 """The Typer app; the only place that turns an MctlError into text and an exit code.
 
-Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an error of mctl itself; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 an error of mctl itself; 130 interrupted, 143 terminated.
 """
 
 import io
+import signal
 import sys
 import traceback
 
@@ -61,9 +62,15 @@ app.command()(top)
 app.command()(doctor)
 
 
+def _terminate(number: int, _: object) -> None:
+    """As Ctrl-C does, SIGTERM unwinds what is going on: nothing half-written is left, no child goes on."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The `mctl` command."""
     code = 0
+    signal.signal(signal.SIGTERM, _terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a name that the terminal's encoding lacks
     try:

@@ -43,6 +43,9 @@ def serve(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip the digests of weights and golden cases.")
     ] = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="Workers may do all that this user may, and dump core.")
+    ] = False,
     null: Annotated[
         bool, typer.Option("--null", help="Answer zeros without a model: measures the server alone.")
     ] = False,

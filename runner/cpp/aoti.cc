@@ -1,7 +1,6 @@
 #include "aoti.h"
 
 #include <dlfcn.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <cstring>
 
 #include "tensor_copy.h"
+#include "unnamed_file.h"
 
 namespace mctl {
 namespace {
@@ -21,6 +21,12 @@ Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
 std::string dl_error() {
   const char* text = dlerror();
   return text != nullptr ? text : "unknown error";
+}
+
+// dlopen() does not say why memory could not be had.
+std::string cause_of(std::string text) {
+  if (text.find("failed to map segment") == std::string::npos) return text;
+  return text + "; is there a limit of memory (`ulimit -v`), or is the folder mounted `noexec`?";
 }
 
 template <class Function>
@@ -71,19 +77,14 @@ void set_environment(int threads) {
   if (getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "1000", 0);
 }
 
-Result<int> memory_file(std::span<const std::byte> bytes) {
-  const int fd = memfd_create("mctl-variant", MFD_CLOEXEC);
-  if (fd < 0) return host(std::string("no memory for a variant: ") + std::strerror(errno));
+Status write_all(int fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      close(fd);
-      return host(std::string("no memory for a variant: ") + std::strerror(errno));
-    }
+    if (written <= 0) return host(std::strerror(errno));
     bytes = bytes.subspan(static_cast<std::size_t>(written));
   }
-  return fd;
+  return Done{};
 }
 
 }  // namespace
@@ -96,7 +97,7 @@ Result<Libtorch> Libtorch::load(const std::string& path, int threads) {
   set_environment(threads);
   Libtorch libtorch;
   libtorch.handle_ = dlopen((folder ? path + "/libtorch_cpu.so" : path).c_str(), RTLD_LAZY | RTLD_GLOBAL);
-  if (libtorch.handle_ == nullptr) return host("cannot load libtorch: " + dl_error());
+  if (libtorch.handle_ == nullptr) return host("cannot load libtorch: " + cause_of(dl_error()));
   if (auto found = libtorch.look_up(); !found) return found.error();
   libtorch.set_threads(threads);
   return libtorch;
@@ -175,6 +176,7 @@ void Model::swap(Model& other) noexcept {
   std::swap(contract_, other.contract_);
   std::swap(variant_, other.variant_);
   std::swap(fd_, other.fd_);
+  std::swap(folder_, other.folder_);
   std::swap(library_, other.library_);
   std::swap(container_, other.container_);
   std::swap(constants_, other.constants_);
@@ -184,11 +186,15 @@ void Model::swap(Model& other) noexcept {
 }
 
 Status Model::open(std::span<const std::byte> code) {
-  const auto fd = memory_file(code);
-  if (!fd) return fd.error();
-  fd_ = *fd;
-  library_ = dlopen(("/proc/self/fd/" + std::to_string(fd_)).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library_ == nullptr) return host("cannot load variant `" + variant_->name + "`: " + dl_error());
+  const auto file = unnamed_file("mctl-variant", [&](const UnnamedFile& made) -> Status {
+    if (auto done = write_all(made.fd, code); !done) return done;
+    library_ = dlopen(("/proc/self/fd/" + std::to_string(made.fd)).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library_ == nullptr) return host(dl_error());
+    return Done{};
+  });
+  if (!file) return host("cannot load variant `" + variant_->name + "`: " + file.error().text);
+  fd_ = file->fd;
+  folder_ = file->folder;
   return Done{};
 }
 

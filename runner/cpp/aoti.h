@@ -67,6 +67,8 @@ class Model {
   }
   ~Model();
 
+  const std::string& folder() const { return folder_; }  // that its code had to be loaded from; empty: from memory
+
   // Runs on `inputs` where they lie (row-major, 64-byte aligned, with the sizes that `dims` gives them) and copies the
   // results, row-major, to `outputs`. Code::model: the model failed, or gave what the contract does not say.
   Status run(std::span<const std::int64_t> dims, std::span<std::byte* const> inputs,
@@ -109,6 +111,7 @@ class Model {
   const Contract* contract_ = nullptr;
   const Variant* variant_ = nullptr;
   int fd_ = -1;  // kept open: dlopen knows a library by its name, and the descriptor's number is the name
+  std::string folder_;
   void* library_ = nullptr;
   Container container_ = nullptr;
   Calls calls_{};

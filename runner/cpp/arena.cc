@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "unnamed_file.h"
+
 namespace mctl {
 namespace {
 
@@ -19,6 +21,15 @@ constexpr std::size_t kPage = 4096;
 
 Error no_room(const std::string& why) {
   return {Code::host, "no room for the model's largest batch: " + why + "; choose a smaller `--max-batch-size`"};
+}
+
+// Takes pages now: one that is not there when it is touched ends the process.
+Status take_pages(int fd, std::size_t offset, std::size_t bytes) {
+  int error;
+  do error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  while (error == EINTR);
+  if (error != 0) return no_room(std::strerror(error));
+  return Done{};
 }
 
 constexpr std::size_t kHeader = (sizeof(WorkerState) + kPage - 1) / kPage * kPage;
@@ -44,6 +55,7 @@ void Arena::swap(Arena& other) noexcept {
   std::swap(slot_bytes_, other.slot_bytes_);
   std::swap(inputs_, other.inputs_);
   std::swap(outputs_, other.outputs_);
+  std::swap(folder_, other.folder_);
 }
 
 Status Arena::lay_out(const Contract& contract, std::optional<std::int64_t> max_rows) {
@@ -55,7 +67,7 @@ Status Arena::lay_out(const Contract& contract, std::optional<std::int64_t> max_
     for (const Tensor& tensor : tensors) {
       const auto bytes = capacity_of(tensor, dims);
       if (!bytes) return no_room(bytes.error().text);
-      areas.push_back({slot_bytes_, *bytes});
+      areas.push_back({slot_bytes_, *bytes, {}});
       fits = fits && grow(slot_bytes_, *bytes);
     }
     return Done{};
@@ -75,14 +87,44 @@ Status Arena::map() {
   return Done{};
 }
 
+// Sealed, so that a worker cannot cut it and kill the front with a page that is not there. In a folder, where there are
+// no seals, all pages are taken: its disk may be small.
+Status Arena::set_size(const UnnamedFile& file) const {
+  if (ftruncate(file.fd, static_cast<off_t>(size_)) != 0) return Error{Code::host, std::strerror(errno)};
+  if (!file.folder.empty()) return take_pages(file.fd, 0, size_);
+  if (fcntl(file.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return Error{Code::host, std::strerror(errno)};
+  if (auto taken = take_pages(file.fd, 0, kHeader); !taken) return taken;
+  for (int slot = 0; slot < kSlots; ++slot)
+    if (auto taken = take_pages(file.fd, slot_offset(slot), sizeof(SlotState)); !taken) return taken;
+  return Done{};
+}
+
+Status Arena::reserve(int slot, const Contract& contract, const DimSizes& dims) {
+  if (auto done = reserve(slot, contract.inputs, inputs_, dims); !done) return done;
+  return reserve(slot, contract.outputs, outputs_, dims);
+}
+
+Status Arena::reserve(int slot, const std::vector<Tensor>& tensors, std::vector<Area>& areas, const DimSizes& dims) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto bytes = bytes_of(tensors[i], dims);
+    if (!bytes) return bytes.error();
+    std::size_t& reserved = areas[i].reserved[slot];
+    if (*bytes <= reserved) continue;
+    if (auto taken = take_pages(fd_, slot_offset(slot) + areas[i].offset + reserved, *bytes - reserved); !taken)
+      return taken;
+    reserved = *bytes;
+  }
+  return Done{};
+}
+
 Result<Arena> Arena::create(const Contract& contract, std::optional<std::int64_t> max_rows) {
   Arena arena;
   if (auto laid = arena.lay_out(contract, max_rows); !laid) return laid.error();
-  arena.fd_ = memfd_create("mctl-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  // Sealed, so that a worker cannot cut it and kill the front with a page that is not there.
-  if (arena.fd_ < 0 || ftruncate(arena.fd_, static_cast<off_t>(arena.size_)) != 0 ||
-      fcntl(arena.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return no_room(std::strerror(errno));
+  const auto file = unnamed_file("mctl-arena", [&](const UnnamedFile& made) { return arena.set_size(made); });
+  if (!file) return no_room(file.error().text);
+  arena.fd_ = file->fd;
+  arena.folder_ = file->folder;
   if (auto mapped = arena.map(); !mapped) return mapped.error();
   arena.worker().max_rows = max_rows.value_or(0);
   return arena;
@@ -103,7 +145,9 @@ Result<Arena> Arena::attach(int fd, const Contract& contract) {
   return arena;
 }
 
-std::byte* Arena::slot_base(int slot) const { return base_ + kHeader + static_cast<std::size_t>(slot) * slot_bytes_; }
+std::size_t Arena::slot_offset(int slot) const { return kHeader + static_cast<std::size_t>(slot) * slot_bytes_; }
+
+std::byte* Arena::slot_base(int slot) const { return base_ + slot_offset(slot); }
 
 WorkerState& Arena::worker() { return *reinterpret_cast<WorkerState*>(base_); }
 

@@ -2,18 +2,21 @@
 //
 // WorkerState, then per slot a SlotState, the inputs and the outputs, each on a page boundary.
 // The front fills a slot, sets its state to `ready` and rings the worker's doorbell (eventfd); the worker runs it, sets
-// `done` or `failed` and rings the front's. Pages are taken when they are first touched.
+// `done` or `failed` and rings the front's. Pages are taken by reserve(), before they are touched.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "contract.h"
 #include "result.h"
+#include "unnamed_file.h"
 
 namespace mctl {
 
@@ -27,6 +30,7 @@ struct WorkerState {
   double seconds[4];   // verify, load, warmup, golden
   std::uint32_t code;  // Code of `error` when phase is failed
   char error[4096];
+  char note[512];  // for the operator, when it is ready
 };
 
 enum class SlotPhase : std::uint32_t { idle, ready, running, done, failed };
@@ -41,8 +45,8 @@ struct SlotState {
 
 class Arena {
  public:
-  // A memfd whose size is sealed; Code::host if there is no room for it. `max_rows`: the most rows of the batch dim
-  // that a slot has to hold, if that is less than the contract's maximum.
+  // An unnamed file, its size sealed if it is in memory; Code::host if there is no room for it. `max_rows`: the most
+  // rows of the batch dim that a slot has to hold, if that is less than the contract's maximum.
   static Result<Arena> create(const Contract& contract, std::optional<std::int64_t> max_rows = std::nullopt);
   // In the worker: the size has to be the contract's. The descriptor is the arena's from now on.
   static Result<Arena> attach(int fd, const Contract& contract);
@@ -53,7 +57,11 @@ class Arena {
   }
   ~Arena();
 
+  // Makes sure that this side may touch a slot as far as tensors of these sizes reach. Code::host: there is no memory.
+  Status reserve(int slot, const Contract& contract, const DimSizes& dims);
+
   int fd() const { return fd_; }
+  const std::string& folder() const { return folder_; }  // that create() had to use; empty: it is in memory
   WorkerState& worker();
   SlotState& slot(int index);
   std::span<std::byte> input(int slot, std::size_t index);  // as large as any sizes of the dims need
@@ -61,18 +69,23 @@ class Arena {
 
  private:
   struct Area {
-    std::size_t offset, bytes;  // within the slot
+    std::size_t offset, bytes;                 // within the slot
+    std::array<std::size_t, kSlots> reserved;  // bytes
   };
   Arena() = default;
   void swap(Arena& other) noexcept;
   Status lay_out(const Contract& contract, std::optional<std::int64_t> max_rows);
   Status map();
+  Status set_size(const UnnamedFile& file) const;
+  Status reserve(int slot, const std::vector<Tensor>& tensors, std::vector<Area>& areas, const DimSizes& dims);
+  std::size_t slot_offset(int slot) const;
   std::byte* slot_base(int slot) const;
 
   int fd_ = -1;
   std::byte* base_ = nullptr;
   std::size_t size_ = 0, slot_bytes_ = 0;
   std::vector<Area> inputs_, outputs_;
+  std::string folder_;
 };
 
 }  // namespace mctl

@@ -196,12 +196,16 @@ void Batcher::start(Place place, const Decision& decision) {
   supervisor_.ring(place.worker);
 }
 
-// Writes a batch into a slot and makes the slot ready; false if no variant runs such sizes.
+// Writes a batch into a slot and makes the slot ready; false if no variant runs such sizes, or memory is short.
 bool Batcher::fill(Place place, Batch& batch) {
   Arena& arena = supervisor_.arena(place.worker);
   const Variant* variant = variant_for(manifest_, batch.sizes);
   if (!variant) {
     for (const Waiting& request : batch.requests) end(*request.call, {Code::model, "no variant covers these sizes"});
+    return false;
+  }
+  if (auto room = arena.reserve(place.slot, manifest_.contract, batch.sizes); !room) {
+    for (const Waiting& request : batch.requests) end(*request.call, {Code::unavailable, room.error().text});
     return false;
   }
   const std::int64_t begun = now_ns();

@@ -1,9 +1,12 @@
 // mctl-runner: one binary, three roles. `serve` is for people, `worker` is how the supervisor starts its processes,
 // `measure` is how `mctl bench` does.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "measure.h"
@@ -32,7 +35,8 @@ int serve(const std::vector<std::string>& words) {
   return done ? *done : fail(done.error());
 }
 
-// LIBTORCH THREADS [--no-verify]; descriptors have the numbers that the supervisor gave them.
+// LIBTORCH THREADS [--no-verify] [--no-sandbox] [--replaces]; descriptors have the numbers that the supervisor gave
+// them.
 int work(const std::vector<std::string>& words) {
   if (words.size() < 2) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
   mctl::WorkerOptions options;
@@ -42,7 +46,10 @@ int work(const std::vector<std::string>& words) {
   options.done_fd = mctl::kDoneFd;
   options.libtorch = words[0];
   options.threads = std::atoi(words[1].c_str());
-  options.verify = words.back() != "--no-verify";
+  const auto given = [&](std::string_view flag) { return std::find(words.begin(), words.end(), flag) != words.end(); };
+  options.verify = !given("--no-verify");
+  options.sandbox = !given("--no-sandbox");
+  options.replaces = given("--replaces");
   return mctl::run_worker(options);
 }
 
@@ -67,6 +74,8 @@ int main(int count, char** arguments) {
   try {
     if (words.empty()) return fail({mctl::Code::usage, "nothing to do"});
     return run(words[0], {words.begin() + 1, words.end()});
+  } catch (const std::bad_alloc&) {
+    return fail({mctl::Code::host, "there is not enough memory"});
   } catch (const std::exception& error) {
     say(std::string("error: bug in mctl-runner: ") + error.what());
     return kBug;

@@ -45,8 +45,6 @@ enum class Outcome : std::uint8_t { ok, invalid, rejected, expired, cancelled, e
 constexpr std::array<std::string_view, 6> kOutcomes = {"ok", "invalid", "rejected", "expired", "cancelled", "error"};
 Outcome outcome_of(unsigned status);  // of an answer that its client is there to take
 
-Outcome outcome_of(unsigned status);  // of an answer
-
 // Numbers that are looked up, not counted, when somebody asks.
 struct Gauges {
   std::int64_t queue_rows = 0, queue_capacity = 0, inflight = 0;

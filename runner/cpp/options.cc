@@ -43,6 +43,7 @@ const Option kOptions[] = {
     {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
     {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
+    {"--no-sandbox", "", &ServeOptions::sandbox, 0, 0, "workers may do all that this user may, and dump core"},
     {"--null", "", &ServeOptions::null, 1, 1, "answer zeros without a model: measures the server alone"},
 };
 

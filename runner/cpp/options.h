@@ -26,7 +26,7 @@ struct ServeOptions {
   std::int64_t max_body_mb = 64, max_header_kb = 64;
   std::int64_t max_connections = 1024;
   std::int64_t idle_timeout = 60, exit_timeout = 30, worker_timeout = 60;  // seconds
-  bool verify = true, null = false, log_requests = false;
+  bool verify = true, sandbox = true, null = false, log_requests = false;
 };
 
 // The words after `serve`. Code::usage names the option and what it takes.

@@ -22,6 +22,7 @@
 #include "metrics.h"
 #include "packing.h"
 #include "router.h"
+#include "sandbox.h"
 #include "server.h"
 #include "supervisor.h"
 #include "token.h"
@@ -90,17 +91,28 @@ WorkerSettings worker_settings(const ServeOptions& options, int bundle_fd, std::
   settings.bundle_fd = bundle_fd;
   settings.libtorch = options.libtorch;
   settings.verify = options.verify;
+  settings.sandbox = options.sandbox;
   settings.max_rows = max_rows;
   const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
   settings.threads = options.threads.value_or(std::max<std::int64_t>(1, cores / options.instances));
   return settings;
 }
 
-void allow_many_descriptors() {
+// What is open beside connections, with room for those that are turned away and for a worker that starts again.
+std::int64_t descriptors_of_its_own(const ServeOptions& options) { return 96 + 8 * options.instances; }
+
+// As many connections at a time as there are descriptors for.
+Result<std::int64_t> connections_allowed(const ServeOptions& options) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return options.max_connections;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+  const auto most = static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_max, INT32_MAX));
+  const std::int64_t own = descriptors_of_its_own(options);
+  if (most <= own)
+    return Error{Code::host, "only " + std::to_string(most) + " descriptors may be open, more than " +
+                                 std::to_string(own) + " are needed: raise the limit (`ulimit -n`)"};
+  return std::min(options.max_connections, most - own);
 }
 
 bool is_loopback(const std::string& url) { return url.starts_with("http://127.") || url.starts_with("http://[::1]"); }
@@ -167,6 +179,8 @@ Result<int> Front::run() {
   say_("listening on " + server_->url());
   say_who_can_use_it();
   await_signal();
+  // Where that fails it fails in the workers too, and they tell.
+  if (options_.sandbox) static_cast<void>(static_cast<bool>(confine(Role::front)));
   if (auto started = start_workers(); !started) return started.error();
   io_.run();
   return result_;
@@ -191,6 +205,7 @@ Status Front::start_workers() {
     if (!was_ready_ && supervisor_->ready()) say_("ready: " + manifest_.name + ", version " + manifest_.version);
     was_ready_ = was_ready_ || supervisor_->ready();
   };
+  events.noted = say_;
   events.hopeless = [this](const Error& error) { end(error); };
   return supervisor_->start(std::move(events));
 }
@@ -232,7 +247,17 @@ void Front::end(Result<int> result) {
 
 }  // namespace
 
-Result<int> serve(const ServeOptions& options, const Say& say) {
+Result<int> serve(const ServeOptions& given, const Say& say) {
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+  ServeOptions options = given;
+  if (access("/proc/self/exe", R_OK) != 0) return Error{Code::host, "`/proc` is not there: mount it"};
+  const auto connections = connections_allowed(options);
+  if (!connections) return connections.error();
+  if (*connections < options.max_connections) {
+    options.max_connections = *connections;
+    say("warning: at most " + std::to_string(*connections) + " connections at a time, by the limit of descriptors");
+  }
   const File file{::open(options.bundle.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return Error{Code::damaged, "cannot open `" + options.bundle + "`: " + std::strerror(errno)};
   const auto archive = Archive::open(file.fd);
@@ -246,8 +271,6 @@ Result<int> serve(const ServeOptions& options, const Say& say) {
   Result<Token> token = Token{};
   if (!options.token_file.empty()) token = read_token(options.token_file);
   if (!token) return token.error();
-  signal(SIGPIPE, SIG_IGN);
-  allow_many_descriptors();
   std::optional<LineWriter> log;
   Say say_all = say;
   if (options.log_requests) {  // so much is said that whoever reads it may be too slow

@@ -12,7 +12,7 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr std::chrono::milliseconds kSweep{100};
-constexpr std::chrono::milliseconds kNoDescriptors{50};  // pause when the process has none left
+constexpr std::chrono::milliseconds kNoDescriptors{50};  // pause when there are none left, or no memory
 constexpr std::size_t kTurnedAway = 64;                  // connections over the limit that still get an answer
 
 }  // namespace
@@ -55,7 +55,7 @@ bool Server::quiet() const {
 void Server::accept() {
   acceptor_.async_accept([this](error_code ec, tcp::socket socket) {
     if (!ec) admit(std::move(socket));
-    if (ec == asio::error::no_descriptors) {
+    if (ec && ec != asio::error::connection_aborted) {
       auto pause = std::make_shared<asio::steady_timer>(io_, kNoDescriptors);
       return pause->async_wait([this, pause](error_code) { accept(); });
     }

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 namespace mctl {
 namespace {
@@ -43,24 +44,54 @@ void close_from(int first) {
   for (int fd = first; fd < end; ++fd) close(fd);
 }
 
-// Only what is allowed between fork and exec. A worker ends with the front, whatever way that goes, and not by signals
-// that a terminal or a service manager sends to all processes at once: the front drains first.
-[[noreturn]] void become_worker(std::array<int, 4> fds, char* const* arguments, pid_t front) {
+// What a new worker needs to know between fork and exec, where little is allowed: no memory may be taken.
+struct Launch {
+  std::array<int, 4> fds;
+  char* const* arguments;
+  pid_t front;
+  std::string oom_score;
+  WorkerState& state;  // tells the front what went wrong
+};
+
+[[noreturn]] void fail_launch(WorkerState& state, const char* what) {
+  std::snprintf(state.error, sizeof state.error, "cannot start a worker: %s: %s", what, std::strerror(errno));
+  state.code = static_cast<std::uint32_t>(Code::host);
+  state.phase.store(Phase::failed, std::memory_order_release);
+  _exit(1);
+}
+
+// A worker ends with the front, whatever way that goes, and not by signals that a terminal or a service manager sends
+// to all processes at once: the front drains first. Out of memory, the kernel ends a worker before the front.
+[[noreturn]] void become_worker(Launch launch) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != front) _exit(1);
+  if (getppid() != launch.front) _exit(1);
   signal(SIGINT, SIG_IGN);
   signal(SIGTERM, SIG_IGN);
   signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (int& fd : fds) fd = fcntl(fd, F_DUPFD, kDoneFd + 1);
+  if (const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto written = write(fd, launch.oom_score.data(), launch.oom_score.size());
+    close(fd);
+  }
+  for (int& fd : launch.fds) {
+    fd = fcntl(fd, F_DUPFD, kDoneFd + 1);
+    if (fd < 0) fail_launch(launch.state, "descriptors");
+  }
   for (int i = 0; i < 4; ++i) {
-    if (dup2(fds[i], kBundleFd + i) < 0) _exit(1);
+    if (dup2(launch.fds[i], kBundleFd + i) < 0) fail_launch(launch.state, "descriptors");
   }
   close_from(kDoneFd + 1);
-  execv("/proc/self/exe", arguments);
-  _exit(1);
+  execv("/proc/self/exe", launch.arguments);
+  fail_launch(launch.state, "/proc/self/exe");
+}
+
+// The front's score and a tenth of the machine's memory.
+std::string worker_oom_score() {
+  int score = 0;
+  std::ifstream("/proc/self/oom_score_adj") >> score;
+  return std::to_string(std::min(score + 100, 1000));
 }
 
 }  // namespace
@@ -98,22 +129,28 @@ Status Supervisor::spawn(std::size_t index) {
   Worker& worker = workers_[index];
   auto arena = Arena::create(manifest_.contract, settings_.max_rows);
   if (!arena) return arena.error();
+  if (!arena->folder().empty()) note("note: memfd is forbidden here, batches go through `" + arena->folder() + "`");
   worker.arena.emplace(*std::move(arena));
   worker.wake_fd = eventfd(0, EFD_CLOEXEC);
   const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const std::string threads = std::to_string(settings_.threads);
   std::vector<std::string> words = {"mctl-runner", "worker", settings_.libtorch, threads};
   if (!settings_.verify) words.push_back("--no-verify");
+  if (!settings_.sandbox) words.push_back("--no-sandbox");
+  if (was_ready_) words.push_back("--replaces");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  const pid_t front = getpid();
+  const Launch launch{{settings_.bundle_fd, worker.arena->fd(), worker.wake_fd, done_fd},
+                      arguments.data(),
+                      getpid(),
+                      worker_oom_score(),
+                      worker.arena->worker()};
   if (worker.wake_fd >= 0 && done_fd >= 0) worker.pid = fork();
-  if (worker.pid == 0) {
-    become_worker({settings_.bundle_fd, worker.arena->fd(), worker.wake_fd, done_fd}, arguments.data(), front);
-  }
+  if (worker.pid == 0) become_worker(launch);
   if (worker.pid < 0) {
-    const Error error{Code::host, std::string("cannot start a worker: ") + std::strerror(errno)};
+    const std::string way_out = errno == EAGAIN ? "; raise the limit of processes (`ulimit -u`)" : "";
+    const Error error{Code::host, std::string("cannot start a worker: ") + std::strerror(errno) + way_out};
     if (done_fd >= 0) ::close(done_fd);
     forget(worker);
     return error;
@@ -149,10 +186,17 @@ void Supervisor::on_phase(std::size_t index) {
   }
   if (worker.phase != Phase::ready) return;
   worker.live = true;
+  state.note[sizeof state.note - 1] = 0;
+  note(state.note);
   metrics_.loaded(state.seconds);
   patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * state.seconds[2])));
   was_ready_ = was_ready_ || std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
   events_.changed();
+}
+
+// Once, not for each worker.
+void Supervisor::note(const std::string& text) {
+  if (!text.empty() && notes_.insert(text).second) events_.noted(text);
 }
 
 void Supervisor::ring(std::size_t worker) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct WorkerSettings {
   int bundle_fd = -1;
   std::string libtorch;
   std::int64_t threads = 1;
-  bool verify = true;
+  bool verify = true, sandbox = true;
   std::optional<std::int64_t> max_rows;  // of a batch, padding included
 };
 
@@ -35,10 +36,11 @@ class Supervisor {
  public:
   // What happens to workers, by their index.
   struct Events {
-    std::function<void(std::size_t)> rang;       // slots of a live worker may have finished
-    std::function<void(std::size_t)> died;       // its arena can still be read, until this returns
-    std::function<void()> changed;               // ready, or not
-    std::function<void(const Error&)> hopeless;  // no worker can start; before the first was ready
+    std::function<void(std::size_t)> rang;          // slots of a live worker may have finished
+    std::function<void(std::size_t)> died;          // its arena can still be read, until this returns
+    std::function<void()> changed;                  // ready, or not
+    std::function<void(const Error&)> hopeless;     // no worker can start; before the first was ready
+    std::function<void(const std::string&)> noted;  // what a worker has to tell the operator
   };
 
   Supervisor(boost::asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics);
@@ -73,6 +75,7 @@ class Supervisor {
   };
 
   Status spawn(std::size_t index);
+  void note(const std::string& text);
   void listen(std::size_t index);
   void on_bell(std::size_t index);
   void on_phase(std::size_t index);
@@ -90,6 +93,7 @@ class Supervisor {
   std::vector<Worker> workers_;
   bool was_ready_ = false;
   std::string last_error_;
+  std::set<std::string> notes_;
   std::chrono::nanoseconds patience_ = std::chrono::seconds(1);
 };
 

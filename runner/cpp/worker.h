@@ -11,11 +11,13 @@ namespace mctl {
 struct WorkerOptions {
   int bundle_fd = -1;  // the bundle, opened by the front: a renamed file stays the same one
   int arena_fd = -1;
-  int wake_fd = -1;      // eventfd: front -> worker
-  int done_fd = -1;      // eventfd: worker -> front; written on every change of phase and every finished slot
-  std::string libtorch;  // folder that holds libtorch_cpu.so, or the file itself
-  int threads = 1;       // OpenMP threads of the model
-  bool verify = true;    // digests of weights and golden cases (code is always hashed)
+  int wake_fd = -1;       // eventfd: front -> worker
+  int done_fd = -1;       // eventfd: worker -> front; written on every change of phase and every finished slot
+  std::string libtorch;   // folder that holds libtorch_cpu.so, or the file itself
+  int threads = 1;        // OpenMP threads of the model
+  bool verify = true;     // digests of weights and golden cases (code is always hashed)
+  bool replaces = false;  // one that was ready with this bundle: it is enough to replay the smallest golden case
+  bool sandbox = false;   // gives up what a model has no use for, once it is ready
   std::vector<std::int64_t> batch_sizes = {};  // that the front pads batches to; empty: the bundle's buckets
 };
 

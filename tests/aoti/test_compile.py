@@ -173,7 +173,8 @@ def test_too_slow(mlp_program: Path, work: Path, run_mctl: Run) -> None:
     assert "12" in text
 
 
-def test_interrupted(mlp_program: Path, work: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(mlp_program: Path, work: Path, number: int, code: int) -> None:
     slow = script(
         work.parent / "slow", f'case "$*" in *.cpp*) touch "{work.parent}/begun"; sleep 100;; esac; exec g++ "$@"'
     )
@@ -190,9 +191,9 @@ def test_interrupted(mlp_program: Path, work: Path) -> None:
             break
         assert process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    failed(subprocess.CompletedProcess(command, process.returncode, out, err), work, 130)
+    failed(subprocess.CompletedProcess(command, process.returncode, out, err), work, code)
 
 
 def test_no_compiler_is_said_at_once(mlp_program: Path, work: Path, run_mctl: Run) -> None:

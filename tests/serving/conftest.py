@@ -11,6 +11,7 @@ import torch
 
 from mctl.runner import native
 
+from . import faulty
 from .server import Server, runner
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -50,9 +51,11 @@ def server(mlp_bundle: Path) -> Iterator[Server]:
 def refusal() -> Callable[..., tuple[int, str]]:
     """`refusal(bundle, *options)`: exit code and stderr of a server that must not start."""
 
-    def run(bundle: Path, *options: str) -> tuple[int, str]:
+    def run(bundle: Path, *options: str, prepare: Callable[[], object] | None = None) -> tuple[int, str]:
         words = [runner(), "serve", bundle, "--libtorch", native.find_libtorch(), "--port", "0", *options]
-        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*map(str, words)], capture_output=True, text=True, timeout=60, check=False, preexec_fn=prepare
+        )
         return done.returncode, "".join(line for line in done.stderr.splitlines(True) if "listening" not in line)
 
     return run
@@ -65,3 +68,14 @@ def fragile_bundle(tmp_path_factory: pytest.TempPathFactory, mctl_ok: Callable[.
     mctl_ok("export", folder / "divide.py", "--dim", "batch=1:8", "-o", folder / "program.pt2")
     mctl_ok("compile", folder / "program.pt2", "-o", folder / "bundle.pt2", "--name", "divide", "--no-parity")
     return folder / "bundle.pt2"
+
+
+@pytest.fixture(scope="session")
+def faulty_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that does to its process what a row asks for."""
+    return faulty.library(tmp_path_factory.mktemp("faulty"))
+
+
+@pytest.fixture(scope="session")
+def faulty_bundle(faulty_library: Path) -> Path:
+    return faulty.bundle(faulty_library, faulty_library.with_name("faulty.pt2"))

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +42,21 @@ class Answer(NamedTuple):
 class Server:
     """`mctl-runner serve` on a free port; a context manager that expects it to drain and exit with 0."""
 
-    def __init__(self, bundle: Path, *options: str, ready: bool = True) -> None:
-        words = [runner(), "serve", bundle, "--libtorch", native.find_libtorch(), "--port", "0", *options]
-        self.process = subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True)
+    def __init__(
+        self,
+        bundle: Path,
+        *options: str,
+        ready: bool = True,
+        libtorch: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:
+        """`prepare` runs in the new process before it becomes the server."""
+        folder = libtorch or native.find_libtorch()
+        words = [runner(), "serve", bundle, "--libtorch", folder, "--port", "0", *options]
+        self.process = subprocess.Popen(
+            [*map(str, words)], stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=prepare
+        )
         self.lines: list[str] = []
         self.reading = threading.Event()  # while it is cleared, nobody reads the server's stderr
         self.reading.set()
