@@ -395,13 +395,20 @@ def _validate_shape(where: str, shape: tuple[int | str, ...], dims: set[str]) ->
     if len(shape) > MAX_RANK:
         raise ContractError(f"{where} has {len(shape)} axes, allowed {MAX_RANK}")
     for axis in shape:
-        if isinstance(axis, int):
-            if not 0 <= axis <= MAX_DIM:
-                raise ContractError(f"{where} has an axis of {axis}, allowed 0..{MAX_DIM}")
-            continue
-        _parsed(axis)
+        if isinstance(axis, str):
+            _parsed(axis)
         if names_in(axis) - dims:
             raise ContractError(f"{where}: '{axis}' names a dim that is not declared")
+        if not names_in(axis) and not _is_size(axis):
+            raise ContractError(f"{where} has an axis of {axis}, allowed 0..{MAX_DIM}")
+
+
+def _is_size(axis: int | str) -> bool:
+    """Whether an axis without dims is a size that is allowed."""
+    try:
+        return 0 <= evaluate(axis, {}) <= MAX_DIM
+    except ContractError:
+        return False
 
 
 def _validate_input(declared: Input, dims: set[str]) -> None:
@@ -457,7 +464,7 @@ def rows_per_item(output: Output, batch: str) -> int | None:
     if not output.shape:
         return None
     found = re.fullmatch(
-        rf"(?:([1-9][0-9]{{0,8}})\*)?{batch}(?:\*([1-9][0-9]{{0,8}}))?", str(output.shape[0]).replace(" ", "")
+        rf"(?:0*([1-9][0-9]{{0,8}})\*)?{batch}(?:\*0*([1-9][0-9]{{0,8}}))?", str(output.shape[0]).replace(" ", "")
     )
     return int(found[1] or 1) * int(found[2] or 1) if found else None
 

@@ -22,7 +22,7 @@ from .layout import (
     WEIGHTS,
     path_fault,
 )
-from .strict_json import refuse_depth, refuse_many_parts, refuse_repeated_keys
+from .strict_json import refuse_ambiguity, refuse_depth, refuse_many_parts
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
@@ -144,10 +144,10 @@ def decode(data: bytes) -> Manifest:
             raise BundleError(f"unknown manifest schema `{head.schema[:64]}`", hint)
         manifest = msgspec.json.decode(data, type=Manifest)
         refuse_depth(manifest.preprocessing, depth=2)  # the one field whose depth its type does not fix
-        refuse_repeated_keys(data)
+        refuse_ambiguity(data)
         contracts.validate(manifest.contract)
     except (msgspec.MsgspecError, ContractError, ValueError) as error:
-        raise BundleError(f"the manifest is not valid: {error}") from error
+        raise BundleError(f"the manifest is not valid: {str(error)[:512]}") from error
     except RecursionError as error:
         raise BundleError(f"the manifest is not valid: it nests more than {MAX_JSON_DEPTH} levels deep") from error
     _validate(manifest)

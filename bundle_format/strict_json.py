@@ -6,9 +6,18 @@ from typing import Any
 from .layout import MAX_JSON_DEPTH, MAX_JSON_PARTS
 
 
-def refuse_repeated_keys(text: bytes) -> None:
-    """ValueError if an object of this valid JSON has a key twice: one reader takes the first, another the last."""
-    json.loads(text, object_pairs_hook=_unrepeated)
+def refuse_ambiguity(text: bytes) -> None:
+    """ValueError if an object of this valid JSON has a key twice, or an integer has more than 64 bits, sign included.
+
+    Of a repeated key one reader takes the first, another the last; a larger integer is a float to some.
+    """
+    json.loads(text, object_pairs_hook=_unrepeated, parse_int=_bounded)
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError(f"the number {digits[:32]} has more than 64 bits")
+    return int(digits)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> None:
@@ -25,17 +34,10 @@ def refuse_many_parts(text: bytes) -> None:
 
 
 def refuse_depth(value: Any, depth: int) -> None:
-    """ValueError if a decoded JSON value that stands `depth` levels deep has too many levels below it."""
+    """ValueError if a decoded JSON value that stands `depth` levels deep has too many objects and lists below it."""
     level = [value]
-    while level:
+    while level := [item for item in level if isinstance(item, dict | list)]:
         if depth > MAX_JSON_DEPTH:
             raise ValueError(f"it nests more than {MAX_JSON_DEPTH} levels deep")
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-            elif isinstance(item, int) and not -(2**63) <= item < 2**63:
-                raise ValueError(f"the number {str(item)[:32]} has more than 64 bits")
-        level, depth = inner, depth + 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        depth += 1

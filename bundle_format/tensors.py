@@ -15,7 +15,7 @@ from .contract import DTYPES
 from .errors import BundleError
 from .files import atomic
 from .layout import ALIGNMENT, MAX_TENSORS, MAX_TENSORS_HEADER
-from .strict_json import refuse_repeated_keys
+from .strict_json import refuse_ambiguity
 
 FILLER = ".pad/"
 
@@ -62,9 +62,9 @@ def read_header(view: Buffer, *, aligned: bool = False) -> dict[str, TensorEntry
         if len(raw) > MAX_TENSORS:
             raise BundleError(f"the safetensors header names {len(raw)} tensors, allowed {MAX_TENSORS}")
         stored = {name: msgspec.json.decode(value, type=_Stored) for name, value in raw.items()}
-        refuse_repeated_keys(header)
+        refuse_ambiguity(header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BundleError(f"the safetensors header is not valid: {error}") from error
+        raise BundleError(f"the safetensors header is not valid: {str(error)[:512]}") from error
     entries = _placed(stored, 8 + size, len(view))
     for name, entry in entries.items():
         if aligned and entry.begin % ALIGNMENT:

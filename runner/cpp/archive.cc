@@ -13,6 +13,7 @@
 
 #include "layout.h"
 #include "sha256.h"
+#include "text.h"
 
 namespace mctl {
 namespace {
@@ -25,7 +26,6 @@ constexpr std::size_t kMaxDirectory = kMaxMembers * (kCentral + kMaxName + 64);
 constexpr std::uint64_t kFourGib = 0xffffffff;  // in a 32-bit field: the value stands in the zip64 record
 constexpr std::uint16_t kZip64 = 1, kUtf8 = 0x0800, kEncrypted = 1;
 
-Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
 Error of_member(std::string_view name, std::string_view what) {
   return damaged("member `" + std::string(name.substr(0, 128)) + "` " + std::string(what));
 }
@@ -135,44 +135,17 @@ bool extend_fields(std::string_view extra, std::initializer_list<std::uint64_t*>
   return !record || record->size() == used;
 }
 
-bool is_utf8(std::string_view text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const std::size_t size = lead < 0x80   ? 1
-                             : lead < 0xc2 ? 0
-                             : lead < 0xe0 ? 2
-                             : lead < 0xf0 ? 3
-                             : lead < 0xf5 ? 4
-                                           : 0;
-    if (size == 0 || at + size > text.size()) return false;
-    std::uint32_t code = size == 1 ? lead : lead & (0x7f >> size);
-    for (std::size_t i = 1; i < size; ++i) {
-      const auto byte = static_cast<unsigned char>(text[at + i]);
-      if ((byte & 0xc0) != 0x80) return false;
-      code = code << 6 | (byte & 0x3f);
-    }
-    constexpr std::uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (code < least[size] || code > 0x10ffff || (0xd800 <= code && code < 0xe000)) return false;
-    at += size;
-  }
-  return true;
+std::string name_fault(const Listed& member) {
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  const bool sound = (member.flags & kUtf8) != 0 ? is_utf8(member.name) : std::ranges::all_of(member.name, is_ascii);
+  if (!sound) return "has a name that is not valid UTF-8";
+  if (const std::string fault = path_fault(member.name); !fault.empty())
+    return "has a name that is not allowed: " + fault;
+  return member.name.find('/') == std::string::npos ? "is in no folder" : "";
 }
 
-std::string_view name_fault(std::string_view name) {
-  if (!is_utf8(name)) return "has a name that is not valid UTF-8";
-  for (const unsigned char c : name)
-    if (c < ' ' || c == 0x7f || c == '\\') return "has a name with a backslash or a control character";
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t end = std::min(name.find('/', at), name.size());
-    const auto part = name.substr(at, end - at);
-    if (part.empty() || part == "." || part == "..") return "has a name that is absolute, or has an empty part or `..`";
-    at = end + 1;
-  }
-  return name.find('/') == std::string_view::npos ? "is in no folder" : "";
-}
-
-std::string_view fault_of(const Listed& member, std::uint16_t method, std::uint64_t stored) {
-  if (const auto fault = name_fault(member.name); !fault.empty()) return fault;
+std::string fault_of(const Listed& member, std::uint16_t method, std::uint64_t stored) {
+  if (std::string fault = name_fault(member); !fault.empty()) return fault;
   if (member.flags & kEncrypted) return "is encrypted, which is not allowed";
   if (method != 0) return "is compressed, which is not allowed";
   if (member.flags & ~kUtf8) return "has zip flags that are not allowed";
@@ -315,8 +288,9 @@ Result<Manifest> read_manifest(const Archive& archive) {
   for (const auto& [path, entry] : archive.members()) {
     const auto listed = manifest->members.find(path);
     if (path != kManifest && listed == manifest->members.end()) return of_member(path, "is not in the manifest's list");
-    if (path != kManifest && listed->second.size != entry.size)
+    if (listed != manifest->members.end() && listed->second.size != entry.size)
       return of_member(path, "has another size than the manifest says");
+    if (entry.offset % kAlignment != 0) return of_member(path, "is not on a boundary of 64 bytes");
   }
   for (const auto& [path, member] : manifest->members)
     if (!archive.members().contains(path)) return damaged("it has no member `" + path + "`");

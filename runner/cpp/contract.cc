@@ -206,18 +206,36 @@ Status check_dim(const Dim& dim) {
 
 // The smallest and largest value of an integer dtype, within int64.
 std::optional<std::pair<std::int64_t, std::int64_t>> limits_of(Dtype dtype) {
-  if (dtype < Dtype::u8 || dtype > Dtype::i64) return std::nullopt;
+  if (!is_integer(dtype)) return std::nullopt;
   const int bits = static_cast<int>(8 * item_size(dtype));
   if (dtype >= Dtype::i8) return std::pair(INT64_MIN >> (64 - bits), INT64_MAX >> (64 - bits));
   return std::pair(std::int64_t{0}, bits == 64 ? INT64_MAX : (std::int64_t{1} << bits) - 1);
 }
 
+Status check_size(const std::string& where, std::optional<std::int64_t> size, const std::string& text) {
+  if (size && 0 <= *size && *size <= kMaxSize) return Done{};
+  return unsound(where + " has an axis of " + text + ", allowed 0.." + to_string(kMaxSize));
+}
+
+Status check_rank(const std::string& where, std::size_t rank) {
+  if (rank <= kMaxRank) return Done{};
+  return unsound(where + " has " + to_string(rank) + " axes, allowed " + to_string(kMaxRank));
+}
+
+// An axis without dims is a size that has to be sound; the others' depend on a request.
 Status check_shape(const std::string& where, std::span<const Expression> shape) {
-  if (shape.size() > kMaxRank)
-    return unsound(where + " has " + to_string(shape.size()) + " axes, allowed " + to_string(kMaxRank));
+  if (auto rank = check_rank(where, shape.size()); !rank) return rank;
   for (const Expression& axis : shape)
-    if (const auto size = axis.constant(); size && (*size < 0 || *size > kMaxSize))
-      return unsound(where + " has an axis of " + to_string(*size) + ", allowed 0.." + to_string(kMaxSize));
+    if (!axis.uses_dims())
+      if (auto size = check_size(where, axis.constant(), axis.text()); !size) return size;
+  return Done{};
+}
+
+Status check_state(const State& state) {
+  const std::string where = "state " + quoted(state.name);
+  if (auto rank = check_rank(where, state.shape.size()); !rank) return rank;
+  for (const std::int64_t axis : state.shape)
+    if (auto size = check_size(where, axis, to_string(axis)); !size) return size;
   return Done{};
 }
 
@@ -248,8 +266,7 @@ Status check_tensors(const Contract& contract) {
   for (const Tensor& output : contract.outputs)
     if (auto sound = check_shape("output " + quoted(output.name), output.shape); !sound) return sound;
   for (const State& state : contract.state)
-    if (state.shape.size() > kMaxRank || !bytes_of(state.dtype, state.shape))
-      return unsound("state " + quoted(state.name) + " has a shape that is not allowed");
+    if (auto sound = check_state(state); !sound) return sound;
   return Done{};
 }
 
@@ -324,6 +341,7 @@ bool is_name(std::string_view name) {
 }
 
 std::size_t item_size(Dtype dtype) { return info(dtype).size; }
+bool is_integer(Dtype dtype) { return Dtype::u8 <= dtype && dtype <= Dtype::i64; }
 std::string_view name_of(Dtype dtype) { return info(dtype).name; }
 std::string_view oip_name_of(Dtype dtype) { return info(dtype).oip; }
 std::optional<Dtype> dtype_from_name(std::string_view name) { return find_dtype(&DtypeInfo::name, name); }

@@ -21,6 +21,7 @@ constexpr std::size_t kMaxDims = 64;
 enum class Dtype : std::uint8_t { boolean, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32, f64 };
 
 std::size_t item_size(Dtype dtype);
+bool is_integer(Dtype dtype);
 std::string_view name_of(Dtype dtype);      // "float32"
 std::string_view oip_name_of(Dtype dtype);  // "FP32"
 std::optional<Dtype> dtype_from_name(std::string_view name);

@@ -32,6 +32,13 @@ Expression read_axis(const json::value& value, const std::string& where, std::sp
   return allowed ? *axis : Expression::fixed(0);
 }
 
+// An integer that a double holds.
+bool is_exact(const json::value& value) {
+  constexpr std::int64_t most = std::int64_t{1} << 53;
+  const auto* number = value.if_int64();
+  return number != nullptr && -most <= *number && *number <= most;
+}
+
 Tensor read_tensor(const json::value& value, const std::string& where, std::span<const Dim> dims, bool is_input,
                    std::string& fault) {
   Fields fields(value, where, fault);
@@ -41,12 +48,15 @@ Tensor read_tensor(const json::value& value, const std::string& where, std::span
   fields.each("shape", true, [&](const json::value& axis, const std::string& at) {
     tensor.shape.push_back(read_axis(axis, at, dims, !is_input, fault));
   });
-  if (const auto* range = is_input ? fields.find("range", false) : nullptr) {
+  if (const auto* range = is_input ? fields.nullable("range") : nullptr) {
     const auto ends = integers_of(*range, where + ".range", fault);
     if (ends.size() != 2) fields.fail("range", "is no pair");
     if (ends.size() == 2) tensor.range = {ends[0], ends[1]};
   }
-  if (is_input && fields.find("pad", false) != nullptr) tensor.pad = fields.number("pad");
+  if (const auto* pad = is_input ? fields.nullable("pad") : nullptr) {
+    tensor.pad = fields.number("pad");
+    if (is_integer(tensor.dtype) && !is_exact(*pad)) fields.fail("pad", "is a value that the dtype cannot hold");
+  }
   fields.finish();
   return tensor;
 }
@@ -61,7 +71,7 @@ Scalar scalar_of(const json::value& value, const std::string& where, std::string
       return value.get_double();
     case json::kind::string:
       return std::string(value.get_string());
-    default:
+    default:  // an integer; lists and objects are none
       return integer_of(value, where, fault);
   }
 }
@@ -104,7 +114,7 @@ Contract contract_from_json(const json::value& value, std::string& fault) {
   items("outputs", true, contract.outputs, tensor(false));
   items("constants", false, contract.constants, with_fault(read_constant));
   items("state", false, contract.state, with_fault(read_state));
-  if (fields.find("batch_dim", false) != nullptr) {
+  if (fields.nullable("batch_dim") != nullptr) {
     const std::string name = fields.text("batch_dim");
     for (std::size_t i = 0; i < contract.dims.size(); ++i)
       if (contract.dims[i].name == name) contract.batch_dim = i;

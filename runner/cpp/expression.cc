@@ -223,9 +223,13 @@ std::optional<std::size_t> Expression::dim() const {
   return static_cast<std::size_t>(steps_[0].value);
 }
 
+bool Expression::uses_dims() const {
+  return std::any_of(steps_.begin(), steps_.end(), [](Step step) { return step.kind == Step::dim; });
+}
+
 std::optional<std::int64_t> Expression::constant() const {
-  if (steps_.size() != 1 || steps_[0].kind != Step::number) return std::nullopt;
-  return steps_[0].value;
+  if (steps_.size() == 1 && steps_[0].kind == Step::number) return steps_[0].value;
+  return uses_dims() ? std::nullopt : evaluate({});
 }
 
 std::optional<std::int64_t> Expression::times(std::size_t wanted) const {

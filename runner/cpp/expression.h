@@ -35,6 +35,7 @@ class Expression {
   std::string fault(std::span<const std::int64_t> dims) const;                     // why evaluate() gave nothing
   std::optional<Interval> bounds(std::span<const Dim> dims) const;  // holds every value over the dims' ranges
   bool uses(std::size_t dim) const;
+  bool uses_dims() const;
   std::optional<std::size_t> dim() const;                    // set when the axis is just a dim
   std::optional<std::int64_t> constant() const;              // set when the axis is fixed
   std::optional<std::int64_t> times(std::size_t dim) const;  // k in `dim`, `k*dim`, `dim*k` and `k*dim*m` (k*m)

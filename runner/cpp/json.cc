@@ -1,5 +1,6 @@
 #include "json.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace mctl {
@@ -7,10 +8,13 @@ namespace {
 
 namespace json = boost::json;
 
-// Counts the pairs that a text has; a parsed value holds fewer where an object repeats a key.
-struct PairCounter {
+// Counts the pairs that a text has, of which a parsed value holds fewer where an object repeats a key, and looks at its
+// numbers as they are written.
+struct Checker {
   static constexpr std::size_t max_object_size = -1, max_array_size = -1, max_key_size = -1, max_string_size = -1;
   std::size_t pairs = 0;
+  bool sound = true;  // every number
+  std::string begun;  // of the number at hand
 
   using Error = boost::system::error_code;
   bool on_document_begin(Error&) { return true; }
@@ -26,10 +30,21 @@ struct PairCounter {
   bool on_key(std::string_view, std::size_t, Error&) { return true; }
   bool on_string_part(std::string_view, std::size_t, Error&) { return true; }
   bool on_string(std::string_view, std::size_t, Error&) { return true; }
-  bool on_number_part(std::string_view, Error&) { return true; }
-  bool on_int64(std::int64_t, std::string_view, Error&) { return true; }
-  bool on_uint64(std::uint64_t, std::string_view, Error&) { return true; }
-  bool on_double(double, std::string_view, Error&) { return true; }
+  bool on_number_part(std::string_view text, Error&) {
+    begun += text;
+    return true;
+  }
+  bool on_int64(std::int64_t, std::string_view, Error&) { return ended(true); }
+  bool on_uint64(std::uint64_t, std::string_view, Error&) { return ended(false); }
+  bool on_double(double value, std::string_view text, Error&) {
+    begun += text;
+    return ended(std::isfinite(value) && begun.find_first_of(".eE") != std::string::npos);
+  }
+  bool ended(bool number_is_sound) {
+    sound &= number_is_sound;
+    begun.clear();
+    return true;
+  }
   bool on_bool(bool, Error&) { return true; }
   bool on_null(Error&) { return true; }
   bool on_comment_part(std::string_view, Error&) { return true; }
@@ -47,11 +62,11 @@ std::size_t pairs_in(const json::value& value) {
   return pairs;
 }
 
-std::size_t pairs_in(std::string_view text, const json::parse_options& options) {
-  json::basic_parser<PairCounter> parser(options);
+Checker checked(std::string_view text, const json::parse_options& options) {
+  json::basic_parser<Checker> parser(options);
   boost::system::error_code ignored;  // the text has been parsed before
   parser.write_some(false, text.data(), text.size(), ignored);
-  return parser.handler().pairs;
+  return parser.handler();
 }
 
 void keep_first(std::string& fault, const std::string& where, std::string_view what) {
@@ -63,12 +78,15 @@ void keep_first(std::string& fault, const std::string& where, std::string_view w
 Result<json::value> parse_json(std::string_view text, std::size_t max_depth) {
   json::parse_options options;
   options.max_depth = max_depth;
+  options.numbers = json::number_precision::precise;
   boost::system::error_code error;
   json::value value = json::parse(text, error, {}, options);
   if (error == json::error::too_deep)
     return Error{Code::damaged, "it nests more than " + std::to_string(max_depth) + " levels deep"};
   if (error) return Error{Code::damaged, "it is not JSON: " + error.message()};
-  if (pairs_in(text, options) != pairs_in(value)) return Error{Code::damaged, "an object has the same key twice"};
+  const Checker found = checked(text, options);
+  if (found.pairs != pairs_in(value)) return Error{Code::damaged, "an object has the same key twice"};
+  if (!found.sound) return Error{Code::damaged, "it has a number beyond 64 bits"};
   return value;
 }
 
@@ -82,12 +100,23 @@ const json::value* Fields::find(std::string_view name, bool required) {
   asked_.insert(name);
   const auto* value = object_->if_contains(name);
   if (value == nullptr && required) fail(name, "is missing");
-  return value != nullptr && value->is_null() && !required ? nullptr : value;
+  return value;
+}
+
+const json::value* Fields::nullable(std::string_view name) {
+  const auto* value = find(name, false);
+  return value != nullptr && value->is_null() ? nullptr : value;
 }
 
 std::string Fields::text(std::string_view name, bool required) {
   const auto* value = find(name, required);
   return value != nullptr ? text_of(*value, path(name), fault_) : std::string();
+}
+
+std::string Fields::word(std::string_view name, std::initializer_list<std::string_view> allowed) {
+  std::string word = text(name);
+  if (std::ranges::find(allowed, word) == allowed.end()) fail(name, "is none of the words that are known");
+  return word;
 }
 
 std::int64_t Fields::integer(std::string_view name, std::int64_t otherwise) {

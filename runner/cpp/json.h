@@ -3,6 +3,7 @@
 
 #include <boost/json.hpp>
 #include <cstdint>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <string_view>
@@ -12,7 +13,8 @@
 
 namespace mctl {
 
-// Code::damaged if it is not JSON, nests deeper, or an object has a key twice.
+// Code::damaged if it is not JSON, nests deeper, an object has a key twice, or a number is no double or, where it is
+// written as an integer, has more than 64 bits: what one reader would take otherwise than another.
 Result<boost::json::value> parse_json(std::string_view text, std::size_t max_depth = kMaxJsonDepth);
 
 // Reads the fields of one object. A field that is missing, of another type or not asked for is a fault; the first one
@@ -21,9 +23,10 @@ class Fields {
  public:
   Fields(const boost::json::value& value, std::string where, std::string& fault);
 
-  // nullptr: not there, or null where `required` is false
-  const boost::json::value* find(std::string_view name, bool required = true);
+  const boost::json::value* find(std::string_view name, bool required = true);  // nullptr: not there
+  const boost::json::value* nullable(std::string_view name);                    // nullptr: not there, or null
   std::string text(std::string_view name, bool required = true);
+  std::string word(std::string_view name, std::initializer_list<std::string_view> allowed);
   std::int64_t integer(std::string_view name, std::int64_t otherwise);
   std::int64_t integer(std::string_view name);
   double number(std::string_view name);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace mctl {
@@ -25,5 +26,8 @@ constexpr std::size_t kMaxJsonDepth = 32;
 constexpr std::size_t kMaxJsonParts = 1 << 19;
 constexpr std::size_t kMaxTensors = 1 << 17;
 constexpr std::size_t kMaxTensorsHeader = 16 << 20;
+
+// Why this UTF-8 cannot be a member's path; empty if it can: relative, with `/` between plain names.
+std::string path_fault(std::string_view path);
 
 }  // namespace mctl

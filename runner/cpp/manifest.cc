@@ -1,16 +1,20 @@
 #include "manifest.h"
 
 #include <algorithm>
+#include <set>
 
 #include "contract_json.h"
 #include "json.h"
 #include "layout.h"
 #include "sha256.h"
+#include "text.h"
 
 namespace mctl {
 namespace {
 
 namespace json = boost::json;
+
+constexpr std::int64_t kMaxThreads = 4096;
 
 std::vector<std::string> read_texts(Fields& fields, std::string_view name, bool required, std::string& fault) {
   std::vector<std::string> texts;
@@ -41,10 +45,10 @@ void read_source(const json::value& value, std::string& fault) {
 Target read_target(const json::value& value, std::string& fault) {
   Fields fields(value, "target", fault);
   Target target;
-  target.os = fields.text("os");
-  target.arch = fields.text("arch");
-  target.isa = fields.text("isa");
-  target.device = fields.find("device", false) != nullptr ? fields.text("device") : "cpu";
+  target.os = fields.word("os", {"linux", "darwin", "windows"});
+  target.arch = fields.word("arch", {"x86_64", "aarch64", "arm64"});
+  target.isa = fields.word("isa", {"x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"});
+  target.device = fields.find("device", false) != nullptr ? fields.word("device", {"cpu"}) : "cpu";
   target.features = read_texts(fields, "features", false, fault);
   target.glibc = fields.text("glibc", false);
   target.glibcxx = fields.text("glibcxx", false);
@@ -52,19 +56,26 @@ Target read_target(const json::value& value, std::string& fault) {
   return target;
 }
 
+// Sizes, strides or numbers of elements.
+std::vector<std::int64_t> counts_of(const json::value& value, const std::string& where, std::string& fault) {
+  const auto counts = integers_of(value, where, fault);
+  if (fault.empty() && std::ranges::any_of(counts, [](std::int64_t count) { return count < 0; }))
+    fault = where + " has a negative number";
+  return counts;
+}
+
 ConstantRef read_constant_ref(const json::value& value, const std::string& where, std::string& fault) {
   Fields fields(value, where, fault);
   ConstantRef constant;
   constant.tensor = fields.text("tensor");
-  if (const auto* stride = fields.find("stride", false))
-    constant.stride = integers_of(*stride, where + ".stride", fault);
+  if (const auto* stride = fields.nullable("stride")) constant.stride = counts_of(*stride, where + ".stride", fault);
   constant.state = fields.boolean("state", false);
   fields.finish();
   return constant;
 }
 
 std::pair<std::int64_t, std::int64_t> pair_of(const json::value& value, const std::string& where, std::string& fault) {
-  const auto ends = integers_of(value, where, fault);
+  const auto ends = counts_of(value, where, fault);
   if (ends.size() == 2) return {ends[0], ends[1]};
   if (fault.empty()) fault = where + " is no pair";
   return {0, 0};
@@ -82,7 +93,9 @@ Variant read_variant(const json::value& value, const std::string& where, std::st
     variant.constants[std::move(key)] = read_constant_ref(item, at, fault);
   });
   variant.imports = read_texts(fields, "imports", true, fault);
-  variant.threads = static_cast<int>(std::clamp<std::int64_t>(fields.integer("threads", 0), 0, 4096));
+  const std::int64_t threads = fields.integer("threads", 0);
+  if (threads < 0 || threads > kMaxThreads) fields.fail("threads", "is no number in 0.." + std::to_string(kMaxThreads));
+  variant.threads = static_cast<int>(threads);
   fields.finish();
   return variant;
 }
@@ -109,6 +122,9 @@ Member read_member(const json::value& value, const std::string& where, std::stri
   const std::int64_t size = fields.integer("size");
   if (size < 0) fields.fail("size", "is negative");
   Member member{static_cast<std::uint64_t>(size), fields.text("sha256")};
+  const auto is_digit = [](char c) { return ('0' <= c && c <= '9') || ('a' <= c && c <= 'f'); };
+  if (member.sha256.size() != 64 || !std::ranges::all_of(member.sha256, is_digit))
+    fields.fail("sha256", "is no SHA-256 in hexadecimal digits");
   fields.finish();
   return member;
 }
@@ -116,11 +132,9 @@ Member read_member(const json::value& value, const std::string& where, std::stri
 void read_record(Fields& fields, Manifest& manifest, std::string& fault) {
   fields.text("created");
   if (const auto* producer = fields.find("producer")) manifest.torch = read_producer(*producer, "producer", fault);
-  if (const auto* exporter = fields.find("exporter", false)) read_producer(*exporter, "exporter", fault);
+  if (const auto* exporter = fields.nullable("exporter")) read_producer(*exporter, "exporter", fault);
   if (const auto* source = fields.find("source")) read_source(*source, fault);
-  if (const auto* parity = fields.find("parity", false))
-    if (const auto text = text_of(*parity, "parity", fault); text != "pass" && text != "skipped")
-      fields.fail("parity", "is neither `pass` nor `skipped`");
+  if (fields.nullable("parity") != nullptr) fields.word("parity", {"pass", "skipped"});
   fields.each_key("preprocessing", false, [](const auto&...) {});
   read_texts(fields, "notes", false, fault);
 }
@@ -135,7 +149,7 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
   if (const auto* contract = fields.find("contract")) manifest.contract = contract_from_json(*contract, fault);
   if (const auto* target = fields.find("target")) manifest.target = read_target(*target, fault);
   fields.each_key("buckets", false, [&](std::string key, const json::value& item, const std::string& at) {
-    manifest.buckets[std::move(key)] = integers_of(item, at, fault);
+    manifest.buckets[std::move(key)] = counts_of(item, at, fault);
   });
   fields.each("variants", true, [&](const json::value& item, const std::string& at) {
     manifest.variants.push_back(read_variant(item, at, fault));
@@ -155,8 +169,6 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
 
 // --- is it sound? ---------------------------------------------------------------------------------------------------
 
-Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
-
 const Dim* find_dim(const Contract& contract, std::string_view name) {
   const auto found =
       std::find_if(contract.dims.begin(), contract.dims.end(), [&](const Dim& dim) { return dim.name == name; });
@@ -173,11 +185,12 @@ Status check_listed(const Manifest& manifest, const std::string& path, const std
 }
 
 Status check_golden(const Manifest& manifest, const Golden& golden) {
+  bool sound = golden.dims.size() == manifest.contract.dims.size();
   for (const Dim& dim : manifest.contract.dims) {
     const auto size = golden.dims.find(dim.name);
-    if (size == golden.dims.end() || !allows(dim, size->second) || golden.dims.size() != manifest.contract.dims.size())
-      return damaged("golden case `" + golden.name + "` does not give each dim a size inside its range");
+    sound = sound && size != golden.dims.end() && allows(dim, size->second);
   }
+  if (!sound) return damaged("golden case `" + golden.name + "` does not give each dim a size inside its range");
   return check_listed(manifest, golden.member, std::string(kGolden));
 }
 
@@ -193,6 +206,25 @@ Status check_variant(const Manifest& manifest, const Variant& variant) {
   if (!variant.constants.empty() && !manifest.members.contains(kWeights))
     return damaged(where + " has constants, but the manifest lists no `" + std::string(kWeights) + "`");
   return check_listed(manifest, variant.library, std::string(kVariants) + variant.name + "/");
+}
+
+// Each name is a part of its member's path.
+template <class Items>
+Status check_names(const std::string& what, const Items& items) {
+  std::set<std::string_view> seen;
+  for (const auto& item : items) {
+    const bool plain = path_fault(item.name).empty() && item.name.find('/') == std::string::npos;
+    if (!plain || !seen.insert(item.name).second)
+      return damaged("the name of " + what + " `" + item.name + "` is not allowed, or there twice");
+  }
+  return Done{};
+}
+
+Status check_members(const Manifest& manifest) {
+  for (const auto& [path, member] : manifest.members)
+    if (const std::string fault = path_fault(path); !fault.empty())
+      return damaged("the manifest names the path `" + path + "`, which is not allowed: " + fault);
+  return Done{};
 }
 
 bool covers_all(const Contract& contract, const Variant& variant) {
@@ -215,8 +247,7 @@ Status check_buckets(const Manifest& manifest) {
 
 Status check_tolerances(const Manifest& manifest) {
   for (const auto& [name, tolerance] : manifest.tolerances) {
-    const auto& outputs = manifest.contract.outputs;
-    const bool known = std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) { return o.name == name; });
+    const bool known = std::ranges::count(manifest.contract.outputs, name, &Tensor::name) > 0;
     if (!known || tolerance.rtol < 0 || tolerance.atol < 0)
       return damaged("the tolerance of output `" + name + "` is not sound");
   }
@@ -227,6 +258,9 @@ Status check_sound(const Manifest& manifest) {
   if (!is_name(manifest.name) || !is_name(manifest.version))
     return damaged("name and version of the manifest have letters, digits, `_`, `.` and `-` only");
   if (auto contract = validate(manifest.contract); !contract) return contract;
+  if (auto members = check_members(manifest); !members) return members;
+  if (auto names = check_names("golden case", manifest.golden); !names) return names;
+  if (auto names = check_names("variant", manifest.variants); !names) return names;
   for (const Golden& golden : manifest.golden)
     if (auto sound = check_golden(manifest, golden); !sound) return sound;
   for (const Variant& variant : manifest.variants)
@@ -254,6 +288,8 @@ Status check_schema(const json::value& value) {
 
 Result<Manifest> parse_manifest(std::string_view text) {
   if (text.size() > kMaxManifest) return damaged("the manifest has " + std::to_string(text.size()) + " bytes");
+  if (std::ranges::count_if(text, [](char c) { return c == '{' || c == '['; }) > std::ptrdiff_t{kMaxJsonParts})
+    return damaged("the manifest has more than " + std::to_string(kMaxJsonParts) + " objects and lists");
   const auto value = parse_json(text);
   if (!value) return damaged("the manifest is not valid: " + value.error().text);
   if (auto schema = check_schema(*value); !schema) return schema.error();

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 
 #include "json.h"
 #include "layout.h"
+#include "text.h"
 
 namespace mctl {
 namespace {
@@ -13,12 +15,11 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::size_t kMaxRank = 64;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 
 // In the order of Dtype.
 constexpr std::array<std::string_view, 13> kNames{"BOOL", "U8",  "U16", "U32",  "U64", "I8", "I16",
                                                   "I32",  "I64", "F16", "BF16", "F32", "F64"};
-
-Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
 
 struct Placed {
   std::string name;
@@ -47,20 +48,43 @@ Placed read_placed(std::string name, const json::value& value, std::string& faul
   return placed;
 }
 
+void check_metadata(const json::value& value, std::string& fault) {
+  const auto* metadata = value.if_object();
+  const auto is_text = [](const auto& item) { return item.value().is_string(); };
+  const bool sound = metadata != nullptr && std::ranges::all_of(*metadata, is_text);
+  if (!sound && fault.empty()) fault = "the metadata is no object of texts";
+}
+
 Result<std::vector<Placed>> parse(std::string_view header) {
+  // A tensor has four colons, and some in its name: small objects cost most memory.
+  if (std::ranges::count(header, ':') > std::ptrdiff_t{8 * kMaxTensors})
+    return damaged("the safetensors header names too many tensors");
   const auto value = parse_json(header);
   if (!value) return damaged("the safetensors header is not valid: " + value.error().text);
   if (!value->is_object()) return damaged("the safetensors header is no object");
-  if (value->get_object().size() > kMaxTensors + 1) return damaged("the safetensors header names too many tensors");
+  if (value->get_object().size() > kMaxTensors + value->get_object().count("__metadata__"))
+    return damaged("the safetensors header names too many tensors");
   std::vector<Placed> tensors;
   std::string fault;
   for (const auto& [key, item] : value->get_object()) {
-    if (key != "__metadata__") tensors.push_back(read_placed(std::string(key), item, fault));
+    if (key == "__metadata__")
+      check_metadata(item, fault);
+    else
+      tensors.push_back(read_placed(std::string(key), item, fault));
     if (!fault.empty()) return damaged("the safetensors header is not valid: " + fault);
   }
   std::sort(tensors.begin(), tensors.end(),
             [](const Placed& a, const Placed& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   return tensors;
+}
+
+// Sizes are multiplied in their order, as other readers do: a zero at the end does not undo an overflow.
+std::optional<std::uint64_t> size_of(const StoredTensor& tensor) {
+  std::int64_t bytes = static_cast<std::int64_t>(item_size(tensor.dtype));
+  if (tensor.shape.size() > kMaxRank) return std::nullopt;
+  for (const std::int64_t size : tensor.shape)
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes) || bytes > kMaxBytes) return std::nullopt;
+  return static_cast<std::uint64_t>(bytes);
 }
 
 // Tensors follow one another from the header to the end, without holes.
@@ -69,9 +93,8 @@ Result<StoredTensors> place(std::vector<Placed> tensors, std::span<std::byte> me
   const auto data = member.subspan(header_size);
   std::uint64_t at = 0;
   for (Placed& placed : tensors) {
-    const auto size = mctl::bytes_of(placed.tensor.dtype, placed.tensor.shape);
-    const bool fits = size && placed.tensor.shape.size() <= kMaxRank && placed.begin == at &&
-                      placed.end - placed.begin == *size && placed.end <= data.size();
+    const auto size = size_of(placed.tensor);
+    const bool fits = size && placed.begin == at && placed.end - placed.begin == *size && placed.end <= data.size();
     if (!fits) return damaged("tensor `" + placed.name + "` has a shape and offsets that do not fit");
     at = placed.end;
     if (placed.name.starts_with(".pad/")) continue;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <boost/test/unit_test.hpp>
+#include <cstring>
 #include <random>
 
 #include "small_bundle.h"
@@ -132,16 +133,54 @@ BOOST_AUTO_TEST_CASE(zip64_end_records) {
 
 BOOST_AUTO_TEST_CASE(names_that_are_not_allowed) {
   const auto named = [](const std::string& name) { return fault(zip_of({{name, "x"}})); };
-  for (const auto* name : {"a/../b", "/a/b", "a//b", "a/./b", "../b", "a/..", "a/"})
-    BOOST_TEST(named(name) ==
-               "member `" + std::string(name) + "` has a name that is absolute, or has an empty part or `..`");
+  const std::pair<const char*, const char*> faults[] = {
+      {"a/../b", "has an empty part, `.` or `..`"}, {"/a/b", "is absolute"},
+      {"a//b", "has an empty part, `.` or `..`"},   {"a/./b", "has an empty part, `.` or `..`"},
+      {"../b", "has an empty part, `.` or `..`"},   {"a/..", "has an empty part, `.` or `..`"},
+      {"a/", "has an empty part, `.` or `..`"},     {"a/b\\c", "holds a backslash"}};
+  for (const auto& [name, fault] : faults)
+    BOOST_TEST(named(name) == "member `" + std::string(name) + "` has a name that is not allowed: it " + fault);
   for (const auto* name : {"a/\xff", "a/\xc0\xaf", "a/\xed\xa0\x80", "a/\xf5\x80\x80\x80", "a/\xe2\x82"})
     BOOST_TEST(named(name).ends_with("has a name that is not valid UTF-8"));
-  for (const auto* name : {"a/b\\c", "a/\n", "a/\x7f"})
-    BOOST_TEST(named(name).ends_with("has a name with a backslash or a control character"));
+  BOOST_TEST(named("a/\n") == "member `a/\\x0a` has a name that is not allowed: it holds a control character");
+  BOOST_TEST(named("a/\x7f").ends_with("it holds a control character"));
   BOOST_TEST(named("alone") == "member `alone` is in no folder");
   BOOST_TEST(named("a/" + std::string(600, 'b')).ends_with("an entry that is cut, too long or has a comment"));
   BOOST_TEST(named("a/\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80") == "it is an archive, but no bundle of mctl");
+}
+
+BOOST_AUTO_TEST_CASE(other_letters_need_their_flag) {
+  const Members members{{"a/\xc3\xa9", "x"}};
+  const Edits no_flag{{"local a/\xc3\xa9", {6, "\0\0"s}}, {"central a/\xc3\xa9", {8, "\0\0"s}}};
+  BOOST_TEST(fault(zip_of(members, no_flag)).ends_with("has a name that is not valid UTF-8"));
+}
+
+BOOST_AUTO_TEST_CASE(members_off_their_boundary) {
+  std::string file = zip_of(small_members());
+  const auto change = [&](std::size_t at, int bytes, int by) {
+    std::uint32_t value = 0;
+    std::memcpy(&value, &file[at], bytes);
+    value += by;
+    std::memcpy(&file[at], &value, bytes);
+  };
+  // One byte of the first member's padding becomes data of the one before: here, its header's extra field shrinks.
+  const std::size_t extra = 30 + kSo.size();
+  file.erase(extra + 4, 1);
+  change(28, 2, -1);         // size of the extra field
+  change(extra + 2, 2, -1);  // size of its one record
+  const std::size_t end = file.size() - 22;
+  std::uint32_t directory = 0;
+  std::memcpy(&directory, &file[end + 16], 4);
+  change(end + 16, 4, -1);
+  for (std::size_t at = directory - 1; at < end;) {
+    std::uint32_t header = 0;
+    std::uint16_t name = 0;
+    std::memcpy(&header, &file[at + 42], 4);
+    std::memcpy(&name, &file[at + 28], 2);
+    if (header != 0) change(at + 42, 4, -1);
+    at += 46 + name;
+  }
+  BOOST_TEST(fault(file).ends_with("is not on a boundary of 64 bytes"));
 }
 
 BOOST_AUTO_TEST_CASE(members_that_do_not_fit_together) {
@@ -164,6 +203,12 @@ BOOST_AUTO_TEST_CASE(members_and_manifest_disagree) {
   Members cut = small_members();
   cut[1].second.pop_back();
   BOOST_TEST(fault(zip_of(cut)) == "member `mctl/weights.safetensors` has another size than the manifest says");
+  Members with_manifest = small_members();
+  boost::json::value manifest = boost::json::parse(with_manifest.back().second);
+  manifest.at("members").as_object()["extra/mctl/manifest.json"] = {{"size", 1}, {"sha256", std::string(64, '0')}};
+  with_manifest.back().second = boost::json::serialize(manifest);
+  BOOST_TEST(fault(zip_of(with_manifest)) ==
+             "member `extra/mctl/manifest.json` has another size than the manifest says");
   Members missing = small_members();
   missing.erase(missing.begin() + 2);
   BOOST_TEST(fault(zip_of(missing)) == "it has no member `mctl/golden/first.safetensors`");

@@ -62,6 +62,13 @@ BOOST_AUTO_TEST_CASE(headers_that_are_not_valid) {
              wrong + "data_offsets is no range");
   BOOST_TEST(header(R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "x": 1}})", 4) ==
              wrong + "x is not known");
+  BOOST_TEST(header(R"({"a": {"dtype": "F32", "shape": [1099511627776, 1099511627776, 0], "data_offsets": [0, 0]}})",
+                    0) == "tensor `a` has a shape and offsets that do not fit");
+  for (const std::string metadata : {"null", "1", "[]", R"({"a": 1})"})
+    BOOST_TEST(header(R"({"__metadata__": )" + metadata + "}", 0) ==
+               "the safetensors header is not valid: the metadata is no object of texts");
+  BOOST_TEST(header("{\"a\": \"" + std::string(1'100'000, ':') + "\"}", 0) ==
+             "the safetensors header names too many tensors");
   BOOST_TEST(header("[]", 0) == "the safetensors header is no object");
   BOOST_TEST(header("{", 0).starts_with("the safetensors header is not valid: it is not JSON"));
   BOOST_TEST(fault("") == "the safetensors header is cut");
