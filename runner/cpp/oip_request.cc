@@ -129,8 +129,7 @@ Result<InferRequest> from_json(const Contract& contract, InferJson json, std::sp
   if (!rest.empty()) return invalid("the body is " + to_string(rest.size()) + " bytes longer than its tensors");
   if (auto chosen = choose_outputs(contract, json, request); !chosen) return chosen.error();
   for (auto& [name, value] : json.parameters) {
-    const auto same = [&](const Constant& constant) { return constant.name == name; };
-    if (std::any_of(contract.constants.begin(), contract.constants.end(), same)) {
+    if (std::ranges::count(contract.constants, name, &Constant::name) > 0) {
       request.parameters.emplace_back(name, std::move(value));
     }
   }

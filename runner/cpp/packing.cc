@@ -55,7 +55,7 @@ std::array<std::byte, 8> filler_of(const Tensor& input) {
 
 }  // namespace
 
-Packing::Packing(const Manifest& manifest) : manifest_(manifest), contract_(manifest.contract) {
+Packing::Packing(const Manifest& manifest) : contract_(manifest.contract) {
   batch_dim_ = contract_.state.empty() ? contract_.batch_dim : std::nullopt;
   buckets_.resize(contract_.dims.size());
   for (std::size_t d = 0; d < contract_.dims.size(); ++d) {

@@ -55,7 +55,6 @@ class Packing {
  private:
   bool has_rows(const Tensor& input) const;
 
-  const Manifest& manifest_;
   const Contract& contract_;
   std::optional<std::size_t> batch_dim_;
   std::vector<std::vector<std::int64_t>> buckets_;     // of each dim; empty: not padded
