@@ -77,8 +77,7 @@ std::string example(const Manifest& manifest, const std::string& url, bool token
     }
   }
   body += "]}";
-  std::string curl =
-      "curl " + url + "/v2/models/" + manifest.name + "/infer -H 'content-type: application/json'";
+  std::string curl = "curl " + url + "/v2/models/" + manifest.name + "/infer -H 'content-type: application/json'";
   if (token) curl += " -H \"authorization: Bearer $TOKEN\"";
   if (before.empty()) return curl + " -d " + quoted(body);
   return "{ " + before + "printf %s " + quoted(body) + "; } | " + curl + " -d @-";
