@@ -99,14 +99,15 @@ def _print(found: "Snapshot", url: str) -> None:
 
 
 def _token(path: Path | None) -> str | None:
+    """The first line, as `mctl serve --token-file` reads it."""
     if path is None:
         return None
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = path.read_text(encoding="ascii").partition("\n")[0].rstrip(" \r")
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
         token = ""
     if not token.isprintable() or not token or " " in token:
-        raise UsageError(f"`{path}` holds no bearer token", "it is one line of ASCII without spaces")
+        raise UsageError(f"`{path}` has no bearer token in its first line", "it is printable ASCII without spaces")
     return token

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,12 @@ def test_it_may_do_little() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(mlp_bundle: Path):  # type: ignore[no-untyped-def]
-    """With the arguments of the pod, at an address for tests, and without the token."""
-    ours = ("--host=", "--port=", "--token-file=")
-    with Server(mlp_bundle, *(a for a in SERVER["args"][1:] if not a.startswith(ours))) as running:
+def server(mlp_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the arguments of the pod, but for its address and the place of the secret."""
+    token = tmp_path_factory.mktemp("secret") / "token"
+    token.write_text("s3cret")
+    arguments = [a for a in SERVER["args"][1:] if not a.startswith(("--host=", "--port=", "--token-file="))]
+    with Server(mlp_bundle, *arguments, f"--token-file={token}") as running:
         yield running
 
 
@@ -140,8 +143,7 @@ def test_the_server_takes_the_arguments(server: Server) -> None:
     table = subprocess.run([runner(), "serve", "--help"], capture_output=True, text=True).stdout
     known = set(re.findall(r"^  (--[a-z-]+)", table, re.MULTILINE))
     verb = set(json.loads((ROOT / "tests" / "cli" / "flags.json").read_text())["serve"])
-    own = load("deployment.yaml")["spec"]["template"]["spec"]["containers"][0]["args"][1:]
-    assert {argument.partition("=")[0] for argument in own} <= known & verb
+    assert {argument.partition("=")[0] for argument in SERVER["args"][1:]} <= known & verb
 
 
 def test_probes_and_metrics_answer(server: Server) -> None:
@@ -149,7 +151,8 @@ def test_probes_and_metrics_answer(server: Server) -> None:
         assert server.request(probe["httpGet"]["path"]).status == 200, name
     assert PROBES["liveness"]["httpGet"]["path"] != PROBES["readiness"]["httpGet"]["path"]
     [endpoint] = ALL["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    samples = server.request(endpoint["path"]).body.decode()
+    assert server.request(endpoint["path"]).status == 401
+    samples = server.request(endpoint["path"], headers={"Authorization": "Bearer s3cret"}).body.decode()
     [metric] = ALL["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert f"\n{metric['pods']['metric']['name']}{{" in samples
 

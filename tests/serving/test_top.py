@@ -131,21 +131,7 @@ def test_it_needs_no_torch(server: Server) -> None:
 # --- servers that are not there, or something else -------------------------------------------------------------------
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers what the real server does, to those who have the token."""
-
-    upstream: Server
-
-    def do_GET(self) -> None:
-        if self.headers.get("Authorization") != "Bearer s3cret":
-            self.send_error(401)
-            return
-        answer = self.upstream.request(self.path)
-        self.send_response(answer.status)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body)
-
+class Quiet(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
@@ -162,27 +148,27 @@ def listening(handler: type) -> Iterator[str]:
             thread.join()
 
 
-def test_a_server_that_wants_a_token(server: Server, run_mctl: Run, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cret\n")
+def test_a_server_that_wants_a_token(mlp_bundle: Path, run_mctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret \r\nwhat comes after it\n")
     (tmp_path / "other").write_text("guess\n")
-    with listening(type("Guarded", (Handler,), {"upstream": server})) as url:
-        done = run_mctl("top", url, "--once", "--interval", "0.1", "--token-file", tmp_path / "token")
-        assert done.returncode == 0 and "ready" in done.stdout
+    with Server(mlp_bundle, "--token-file", str(tmp_path / "token")) as server:
+        done = run_mctl("top", server.url, "--once", "--interval", "0.1", "--token-file", tmp_path / "token")
+        assert (done.returncode, done.stderr) == (0, "") and "ready" in done.stdout
         for options, message in (
             ([], "wants a bearer token"),
             (["--token-file", tmp_path / "other"], "does not accept the bearer token"),
         ):
-            done = run_mctl("top", url, "--once", *options)
+            done = run_mctl("top", server.url, "--once", *options)
             assert (done.returncode, done.stdout) == (1, "")
-            assert done.stderr.startswith(f"error: `{url}` {message}\n\nhint: ") and "--token-file" in done.stderr
-            assert "guess" not in done.stderr
+            assert done.stderr.startswith(f"error: `{server.url}` {message}\n\nhint: ")
+            assert "--token-file" in done.stderr and "guess" not in done.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two words", b"a\nb"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two words", b"\nsecond"])
 def test_a_token_file_that_holds_none(tmp_path: Path, run_mctl: Run, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     done = run_mctl("top", "--token-file", tmp_path / "token")
-    assert done.returncode == 2 and "holds no bearer token" in done.stderr
+    assert done.returncode == 2 and "has no bearer token in its first line" in done.stderr
     done = run_mctl("top", "--token-file", tmp_path / "missing")
     assert done.returncode == 2 and "no such file" in done.stderr
 
@@ -197,14 +183,11 @@ def test_nobody_there(run_mctl: Run) -> None:
 
 
 def test_something_else_there(run_mctl: Run) -> None:
-    class Elsewhere(http.server.BaseHTTPRequestHandler):
+    class Elsewhere(Quiet):
         def do_GET(self) -> None:
             self.send_response(301)  # whose headers would go along
             self.send_header("Location", "http://127.0.0.1:1/")
             self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with listening(Elsewhere) as url:
         done = run_mctl("top", url, "--once")
@@ -231,7 +214,7 @@ def test_a_server_that_says_nothing() -> None:
 
 
 def test_what_a_server_says_cannot_move_the_cursor(run_mctl: Run) -> None:
-    class Hostile(Handler):
+    class Hostile(Quiet):
         def do_GET(self) -> None:
             body = b'mctl_bundle_info{model="\x1b[2Jm",torch="a\\nb\r"} 1\nmctl_model_ready 0\n'
             if self.path != "/metrics":
