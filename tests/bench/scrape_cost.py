@@ -72,6 +72,13 @@ def main() -> None:
         sys.exit("there is no `wrk`")
     rates = [0.0, *map(float, options.rate.split(","))]
     server = Server(options.bundle, options.option)
+    try:
+        measure(server, rates, options)
+    finally:
+        server.stop()
+
+
+def measure(server: Server, rates: list[float], options: argparse.Namespace) -> None:
     ask = urllib.request.Request(server.url, headers={"Accept": "application/json"})
     path = f"/v2/models/{json.loads(urllib.request.urlopen(ask).read())['models'][0]}"
     body, headers = body_of(json.loads(server.get(path)), binary=True)
@@ -98,7 +105,6 @@ def main() -> None:
     print(
         f"  the front's CPU time for a scrape of {size:,} bytes: {used * 1e6:.0f} us, at one a second {used:.3%} of it"
     )
-    server.stop()
 
 
 if __name__ == "__main__":
