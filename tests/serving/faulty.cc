@@ -70,8 +70,8 @@ int64_t attempt_of(int64_t which) {
       done = socket(AF_INET, SOCK_STREAM, 0);
       break;
     case 6:
-      done = open("/tmp/mctl-attempt", O_WRONLY | O_CREAT | O_EXCL, 0600);
-      if (done >= 0) unlink("/tmp/mctl-attempt");
+      done = open("/tmp/.attempt", O_WRONLY | O_CREAT | O_EXCL, 0600);
+      if (done >= 0) unlink("/tmp/.attempt");
       break;
     case 7:
       if ((done = fork()) == 0) _exit(0);
