@@ -101,7 +101,6 @@ std::vector<Rule> never_needed() {
       {SYS_finit_module},
       {SYS_delete_module},
       {SYS_kexec_load},
-      {SYS_kexec_file_load},
       {SYS_syslog},
       {SYS_sethostname},
       {SYS_setdomainname},
@@ -122,6 +121,9 @@ std::vector<Rule> never_needed() {
       // typing into the terminal
       {SYS_ioctl, Rule::is, 1, TIOCSTI},
       {SYS_ioctl, Rule::is, 1, TIOCLINUX},
+#ifdef SYS_kexec_file_load
+      {SYS_kexec_file_load},
+#endif
 #if defined(__x86_64__)
       {SYS_iopl},
       {SYS_ioperm},

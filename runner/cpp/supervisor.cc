@@ -188,6 +188,7 @@ void Supervisor::on_phase(std::size_t index) {
   worker.live = true;
   state.note[sizeof state.note - 1] = 0;
   note(state.note);
+  if (was_ready_) events_.noted("note: a worker is ready again");
   metrics_.loaded(state.seconds);
   patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * state.seconds[2])));
   was_ready_ = was_ready_ || std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
@@ -236,7 +237,7 @@ void Supervisor::on_death(std::size_t index, int status) {
   const bool was_live = worker.live;
   if (!was_live && worker.phase != Phase::failed) on_phase(index);  // it may have said why
   if (worker.phase != Phase::failed) {
-    last_error_ = "a worker ended by " + text_of_end(status);
+    last_error_ = worker.reason == "stuck" ? "a worker was stuck" : "a worker ended by " + text_of_end(status);
     if (!was_live) last_error_ += " in phase " + std::string(name_of(worker.phase));
     if (!was_ready_) return events_.hopeless({Code::host, last_error_});
   }
@@ -245,8 +246,9 @@ void Supervisor::on_death(std::size_t index, int status) {
   metrics_.restarted(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
   if (was_live) events_.died(index);
   forget(worker);
-  events_.changed();
   restart_later(index);
+  events_.noted("warning: " + last_error_ + ", another one starts in " + std::to_string(worker.pause.count()) + " ms");
+  events_.changed();
 }
 
 void Supervisor::restart_later(std::size_t index) {

@@ -18,7 +18,7 @@ from . import faulty
 from .faulty import INFER, Action, case, load, right, rows
 from .server import Answer, Server, infer_binary, outputs_of
 from .test_batching import eventually
-from .test_environment import MIB, answers, limited, resource
+from .test_environment import MIB, answers, limited, resource, told
 
 # Longer runs, or the same one again: MCTL_FAULT_SECONDS=600 MCTL_FAULT_SEED=7 pytest -s tests/serving/test_faults.py
 SECONDS = float(os.environ.get("MCTL_FAULT_SECONDS", "12"))
@@ -74,8 +74,10 @@ def restarts(server: Server) -> dict[str, int]:
     return {reason: count for reason, count in found.items() if count}
 
 
-def replaced(server: Server, victim: int, instances: int) -> None:
-    eventually(lambda: victim not in server.workers() and len(server.workers()) == instances and ready(server))
+def replaced(server: Server, times: int = 1) -> None:
+    """So many workers have been ready again."""
+    eventually(lambda: server.lines.count("note: a worker is ready again") == times)
+    assert ready(server)
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -86,12 +88,12 @@ def test_workers_that_signals_end(faulty_bundle: Path, instances: int) -> None:
     signals = [signal.SIGABRT, signal.SIGBUS, signal.SIGKILL]
     with Server(faulty_bundle, f"--instances={instances}", *PATIENT) as server:
         with loaded(server, INNOCENT + SLOW, 400, 4) as reports:
-            for number in signals:
+            for times, number in enumerate(signals, 1):
                 victim = server.workers()[0]
                 os.kill(victim, number)
                 while victim in server.workers():
                     assert instances == 1 or ready(server)  # of two, one lives
-                replaced(server, victim, instances)
+                replaced(server, times)
                 assert insist(server, (Action.ANSWER, 1)).status == 200  # so that restarts do not back off
         complete(reports[0])
         assert reports[0].expired == 0 and (instances == 1 or reports[0].refused == 0)
@@ -108,8 +110,9 @@ def test_workers_that_are_stuck(faulty_bundle: Path, instances: int) -> None:
         with loaded(server, cases, 300, 4) as reports:
             victim = server.workers()[0]
             os.kill(victim, signal.SIGSTOP)
-            replaced(server, victim, instances)
-            assert restarts(server) == {"stuck": 1}
+            replaced(server)
+            assert restarts(server) == {"stuck": 1} and victim not in server.workers()
+            assert told(server, "warning") == ["warning: a worker was stuck, another one starts in 100 ms"]
         complete(reports[0])
         assert reports[0].expired > 0 and reports[0].right > 300
         if instances == 2:  # no more than the two batches that the stuck one held

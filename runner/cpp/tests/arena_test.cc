@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/test/unit_test.hpp>
@@ -57,6 +58,30 @@ BOOST_AUTO_TEST_CASE(the_size_is_sealed_and_checked) {
   BOOST_TEST(ftruncate(front->fd(), 0) == -1);
   contract.dims[0].max = 800;
   BOOST_TEST(why(Arena::attach(dup(front->fd()), contract)) == "the arena was made for another contract");
+}
+
+// A descriptor that takes nothing stands in for memory that is short.
+BOOST_AUTO_TEST_CASE(pages_are_there_before_they_are_touched) {
+  const Contract contract = small_contract();
+  auto arena = Arena::create(contract, 1 << 10);
+  BOOST_REQUIRE(arena);
+  const auto taken = [&] {
+    struct stat status{};
+    BOOST_REQUIRE_EQUAL(fstat(arena->fd(), &status), 0);
+    return status.st_blocks * 512;
+  };
+  const auto before = taken();
+  BOOST_TEST(before <= 6 * 4096);
+  BOOST_TEST(why(arena->reserve(1, contract, {512, 16})).empty());
+  const auto after = taken();
+  BOOST_TEST(after >= before + 512 * 16 * 4);
+  BOOST_TEST(why(arena->reserve(1, contract, {100, 16})).empty());
+  BOOST_TEST(taken() == after);
+  const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  BOOST_REQUIRE_EQUAL(dup2(nothing, arena->fd()), arena->fd());
+  close(nothing);
+  BOOST_TEST(why(arena->reserve(0, contract, {512, 16})) ==
+             "no room for the model's largest batch: Bad file descriptor; choose a smaller `--max-batch-size`");
 }
 
 BOOST_AUTO_TEST_CASE(an_output_that_shrinks_has_room) {
