@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "layout.h"
+#include "text.h"
 
 namespace mctl {
 
@@ -13,7 +14,7 @@ Result<Weights> Weights::map(const Archive& archive) {
   if (!mapping) return mapping.error();
   weights.mapping_ = std::move(*mapping);
   auto tensors = read_tensors(weights.mapping_.bytes());
-  if (!tensors) return tensors.error();
+  if (!tensors) return damaged("member `" + std::string(kWeights) + "`: " + tensors.error().text);
   weights.tensors_ = std::move(*tensors);
   return weights;
 }

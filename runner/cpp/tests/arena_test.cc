@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <thread>
 
 #include "manifest.h"
 #include "small_bundle.h"
@@ -102,6 +104,47 @@ BOOST_AUTO_TEST_CASE(what_has_no_room) {
   BOOST_TEST((!beyond_memory && beyond_memory.error().code == Code::host));
   contract.outputs[0].shape = {*Expression::parse("n//(batch-3)", contract.dims)};
   BOOST_TEST(why(Arena::create(small_contract(), 1 << 30)).empty());
+}
+
+// Front and worker as two threads at the same addresses, where ThreadSanitizer sees what a phase does not order. As in
+// batcher.cc and worker.cc: bytes, then `ready` with release; acquire, bytes, then `done` with release; acquire again.
+BOOST_AUTO_TEST_CASE(a_phase_hands_over_the_bytes) {
+  constexpr int rounds = 2000;
+  auto arena = Arena::create(small_contract());
+  BOOST_REQUIRE(arena);
+  const auto await = [&](int slot, SlotPhase phase) {
+    while (arena->slot(slot).phase.load(std::memory_order_acquire) != phase) std::this_thread::yield();
+  };
+  std::thread worker([&] {
+    for (int round = 0; round < rounds; ++round) {
+      const int slot = round % kSlots;
+      await(slot, SlotPhase::ready);
+      SlotState& state = arena->slot(slot);
+      state.phase.store(SlotPhase::running, std::memory_order_relaxed);
+      std::ranges::fill(arena->output(slot, 0).first(static_cast<std::size_t>(state.dims[0])),
+                        arena->input(slot, 1)[0]);
+      state.ended_ns = static_cast<std::uint64_t>(round);
+      state.phase.store(SlotPhase::done, std::memory_order_release);
+    }
+  });
+  int right = 0;
+  for (int round = 0; round < rounds + kSlots; ++round) {
+    const int slot = round % kSlots;
+    SlotState& state = arena->slot(slot);
+    if (round >= kSlots) {  // what was asked for a turn ago
+      await(slot, SlotPhase::done);
+      const auto wanted = static_cast<std::byte>(round - kSlots);
+      const auto rows = arena->output(slot, 0).first(static_cast<std::size_t>(state.dims[0]));
+      right += std::ranges::count(rows, wanted) == state.dims[0] &&
+               state.ended_ns == static_cast<std::uint64_t>(round - kSlots);
+    }
+    if (round >= rounds) continue;
+    arena->input(slot, 1)[0] = static_cast<std::byte>(round);
+    state.dims[0] = 1 + round % 8;
+    state.phase.store(SlotPhase::ready, std::memory_order_release);
+  }
+  worker.join();
+  BOOST_TEST(right == rounds);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
