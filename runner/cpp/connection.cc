@@ -136,6 +136,11 @@ bool Connection::step() {
 void Connection::on_head() {
   head_done_ = true;
   body_at_ = parsed_;
+  // Allowed once, and read in different ways: what one server takes for a field is a value to another (RFC 9112, 5.2).
+  const std::string_view text(buffer_.get(), parsed_);
+  if (text.find("\r\n ") != text.npos || text.find("\r\n\t") != text.npos) {
+    return refuse({Code::invalid, "a header line is folded"});
+  }
   if (head().content_length.value_or(0) > shared_->limits.max_body) {
     return refuse({Code::too_large, "the body is over the limit"});
   }
