@@ -104,6 +104,14 @@ class Golden(Strict, frozen=True):
     dims: dict[str, Count]
 
 
+class Measured(Strict, frozen=True):
+    """One point of the curve: what a call of these sizes took on `threads` threads, the median of several."""
+
+    dims: dict[str, Count]
+    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    median_us: Count
+
+
 class Manifest(Strict, frozen=True):
     """Of a bundle (`mctl.bundle/1`) or a program (`mctl.program/1`, which has no target, buckets and variants)."""
 
@@ -122,6 +130,7 @@ class Manifest(Strict, frozen=True):
     # dim -> the sizes that are served exactly, ascending up to the dim's maximum
     buckets: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
+    curve: tuple[Measured, ...] = ()  # what batches cost: a server begins with it
     parity: Literal["pass", "skipped"] | None = None
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
     notes: tuple[str, ...] = ()  # what export or compile had to say
@@ -180,6 +189,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_golden(manifest, golden)
     for variant in manifest.variants:
         _validate_variant(manifest, variant)
+    for point in manifest.curve:
+        _validate_sizes(manifest, point.dims, "a point of the curve")
     for dim, sizes in manifest.buckets.items():
         _validate_buckets(manifest.contract, dim, sizes)
     outputs = {output.name for output in manifest.contract.outputs}
@@ -189,8 +200,8 @@ def _validate(manifest: Manifest) -> None:
             raise BundleError(f"the tolerance of output `{name[:128]}` is not sound")
     if manifest.schema == BUNDLE_SCHEMA:
         _validate_bundle(manifest)
-    elif manifest.target or manifest.variants or manifest.buckets or manifest.parity:
-        raise BundleError("the manifest of a program has no target, variants, buckets or parity")
+    elif manifest.target or manifest.variants or manifest.buckets or manifest.curve or manifest.parity:
+        raise BundleError("the manifest of a program has no target, variants, buckets, curve or parity")
 
 
 def _validate_bundle(manifest: Manifest) -> None:
@@ -202,10 +213,13 @@ def _validate_bundle(manifest: Manifest) -> None:
 
 
 def _validate_golden(manifest: Manifest, golden: Golden) -> None:
-    where = f"golden case `{golden.name}`"
     _listed(manifest, golden.member, GOLDEN)
+    _validate_sizes(manifest, golden.dims, f"golden case `{golden.name}`")
+
+
+def _validate_sizes(manifest: Manifest, dims: dict[str, int], where: str) -> None:
     declared = {dim.name: dim for dim in manifest.contract.dims}
-    if golden.dims.keys() != declared.keys() or not all(declared[d].allows(size) for d, size in golden.dims.items()):
+    if dims.keys() != declared.keys() or not all(declared[d].allows(size) for d, size in dims.items()):
         raise BundleError(f"{where} does not give each dim a size inside its range")
 
 

@@ -28,6 +28,8 @@ def serve(
     ] = None,
     max_queue_size: Annotated[int | None, typer.Option(help="Rows; 503 beyond [4 x batch size x instances].")] = None,
     default_timeout_ms: Annotated[int | None, typer.Option(help="A request's deadline [30000].")] = None,
+    latency_target_ms: Annotated[int | None, typer.Option(help="Batch size and admission keep it [no target].")] = None,
+    percentile: Annotated[int | None, typer.Option(help="Percent of requests that keep the target [99].")] = None,
     max_request_rows: Annotated[
         int | None, typer.Option(help="Larger than a batch: split; larger than this: 400.")
     ] = None,

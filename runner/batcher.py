@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from ..bundle_format.errors import ClosedError, DeadlineError, QueueFullError, UsageError
 from ..export.raw import bytes_of
 from . import rows
-from .policy import Request, Settings, decide
+from .pace import Formed, Pace
+from .policy import Batch, Request, Settings, chunks, decide
 from .session import Prepared, Session
 from .values import Value
 
@@ -44,6 +45,9 @@ class DynamicBatcher:
     may wait (4 x max_batch_size), `default_timeout` a request's deadline in seconds, `max_request_rows` how many rows
     one request may have (max_queue_size); it is split into batches and joined.
 
+    `latency_target` in seconds makes the batcher hold batches as small, and refuse as much, as it takes for
+    `percentile` percent of the requests to be answered within it; `limit` is the most rows of a batch at present.
+
     A model without a batch dim, or with state, runs its requests one by one. UsageError for settings that make no
     sense.
     """
@@ -58,6 +62,8 @@ class DynamicBatcher:
         max_queue_size: int | None = None,
         default_timeout: float = 30.0,
         max_request_rows: int | None = None,
+        latency_target: float | None = None,
+        percentile: int = 99,
     ) -> None:
         contract = session.contract
         self.stats = BatchStats()
@@ -66,13 +72,18 @@ class DynamicBatcher:
         self._settings = self._checked_settings(
             max_batch_size, max_queue_delay_us, allowed_batch_sizes, max_queue_size, default_timeout
         )
+        if latency_target is not None:
+            target_us = _microseconds(latency_target)
+            self._settings = replace(self._settings, latency_target_us=target_us, percentile=percentile)
+        self._pace = Pace(self._settings, self._curve())
+        self._running: tuple[Formed, int] | None = None  # and since when
+        self._last: tuple[Formed, int] | None = None  # and what it took
         self._max_rows = self._checked_rows(max_request_rows)
         shapes = [declared.shape for declared in contract.inputs]
         self._shared = [i for i, shape in enumerate(shapes) if self._batch is not None and self._batch not in shape]
         self._queue: list[_Chunk] = []
         self._expired: list[_Chunk] = []  # left the queue; the thread tells them, it alone touches futures
         self._dropped: list[_Chunk] = []
-        self._waiting = 0  # rows in the queue
         self._draining = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mctl-batcher", daemon=True)
@@ -90,13 +101,18 @@ class DynamicBatcher:
         now = _now()
         timeout = self._settings.default_timeout_us if _timeout is None else _microseconds(_timeout)
         answer = _Answer(self._session, prepared, now + timeout)
-        self._enqueue(list(self._chunks(answer, prepared, now)), now)
+        self._enqueue(list(self._chunks(answer, prepared, now)), now, timeout, stated=_timeout is not None)
         answer.future.add_done_callback(self._forget)
         return answer.future
 
     async def __call__(self, /, *, _timeout: float | None = None, **inputs: object) -> dict[str, Value]:
         """`submit` for a coroutine; cancelling the task cancels the request."""
         return await asyncio.wrap_future(self.submit(_timeout=_timeout, **inputs))
+
+    @property
+    def limit(self) -> int:
+        """The most rows of a batch at present."""
+        return self._pace.limit
 
     def close(self, *, drain: bool = True) -> None:
         """Refuses new requests, and answers those that wait, or, without `drain`, fails them with ClosedError.
@@ -158,48 +174,83 @@ class DynamicBatcher:
             raise UsageError(f"`max_request_rows` is {rows}, allowed 1..{largest} (max_queue_size)")
         return None if self._batch is None else rows or largest
 
+    def _curve(self) -> dict[tuple[str, int], int]:
+        """The bundle's measured costs, with as many threads as torch has here."""
+        threads = torch.get_num_threads()
+        points = [point for point in self._session.manifest.curve if point.threads == threads]
+        rows = [point.dims.get(self._batch or "", 1) for point in points]
+        return {(self._kind(p.dims), self._settings.padded(n)): p.median_us for p, n in zip(points, rows, strict=True)}
+
     # --- the queue -----------------------------------------------------------------------------------------------
 
     def _chunks(self, answer: "_Answer", prepared: Prepared, now: int) -> Iterable["_Chunk"]:
         """What a request becomes: one entry of the queue, or several if it is larger than a batch."""
-        key = self._key(prepared)
+        kind = self._kind(prepared.dims)
+        key = self._key(kind, prepared)
         total = 1 if self._batch is None else prepared.dims[self._batch]
-        sizes = self._settings.chunks(total)
+        sizes = chunks(self._pace.limit, total)
         answer.expect(len(sizes))
         at = 0
         for index, count in enumerate(sizes):
             part = prepared.tensors if len(sizes) == 1 else self._rows_of(prepared.tensors, at, count)
             dims = prepared.dims if self._batch is None else {**prepared.dims, self._batch: count}
-            yield _Chunk(index, now, answer.deadline_us, count, key, answer, part, dims)
+            yield _Chunk(index, now, answer.deadline_us, count, key, kind, answer, part, dims)
             at += count
 
     def _rows_of(self, tensors: list[Tensor], at: int, count: int) -> list[Tensor]:
         return [t if index in self._shared else t[at : at + count] for index, t in enumerate(tensors)]
 
-    def _key(self, prepared: Prepared) -> str:
-        """Requests with the same key may run together: the sizes of other dims, and the inputs that rows share."""
-        if self._batch is None or (len(prepared.dims) == 1 and not self._shared):
-            return ""
-        sizes = [f"{n}={size}" for n, size in self._session.bucket(prepared.dims).items() if n != self._batch]
-        shared = [hashlib.sha256(bytes_of(prepared.tensors[i])).hexdigest() for i in self._shared]
-        return ",".join(sizes + shared)
+    def _kind(self, dims: dict[str, int]) -> str:
+        """What the cost of a batch depends on beside its rows: the sizes of the other dims."""
+        if self._batch is not None:
+            dims = self._session.bucket(dims) if len(dims) > 1 else {}
+        return ",".join(f"{name}={size}" for name, size in dims.items() if name != self._batch)
 
-    def _enqueue(self, chunks: list["_Chunk"], now: int) -> None:
+    def _key(self, kind: str, prepared: Prepared) -> str:
+        """Requests with the same key may run together: of a kind, and with equal inputs where rows share them."""
+        if self._batch is None:
+            return ""
+        shared = [hashlib.sha256(bytes_of(prepared.tensors[i])).hexdigest() for i in self._shared]
+        return ",".join([kind, *shared])
+
+    def _enqueue(self, chunks: list["_Chunk"], now: int, timeout: int, stated: bool) -> None:
         """Puts one request into the queue. QueueFullError, ClosedError."""
         total = sum(chunk.rows for chunk in chunks)
+        key, kind = chunks[0].key, chunks[0].kind
         with self._changed:
             if self._draining:
                 raise ClosedError("the batcher is closed")
             if not self._thread.is_alive():
                 raise ClosedError("the batcher has no thread", "after a fork, make it in the process that uses it")
-            if not self._settings.admits(self._waiting, total):
+            if self._fault(key, kind, total, timeout, stated):
                 self._expired += self._take([chunk for chunk in self._queue if chunk.deadline_us <= now])
-            if not self._settings.admits(self._waiting, total):
-                most = self._settings.max_queue_size
-                raise QueueFullError(f"the queue is full: {self._waiting} rows wait, {total} more would pass {most}")
+            if fault := self._fault(key, kind, total, timeout, stated):
+                self._pace.refused(kind, stated)
+                raise fault
             self._queue += chunks
-            self._waiting += total
+            self._pace.joined(key, kind, total)
             self._changed.notify()
+
+    def _fault(self, key: str, kind: str, total: int, timeout: int, stated: bool) -> QueueFullError | None:
+        """Why a request of `total` rows is not let in, if it is not; the lock is held."""
+        waiting, most = self._pace.rows, self._settings.max_queue_size
+        if not self._settings.admits(waiting, total):
+            return QueueFullError(f"the queue is full: {waiting} rows wait, {total} more would pass {most}")
+        estimate = self._pace.estimate(key, kind, total, [self._left_us()])
+        time_us = self._pace.time_us(timeout, stated)
+        if not estimate.too_late(time_us):
+            return None
+        allowed = "the latency target" if time_us < timeout else "its timeout"
+        answered = f"the answer would take about {estimate.done_us / 1000:.1f} ms"
+        text = f"too much waits: {answered}, more than the {time_us / 1000:.1f} ms that {allowed} leaves"
+        return QueueFullError(text, "try again later, or give the request a longer `_timeout`")
+
+    def _left_us(self) -> int:
+        """How long the running batch will still take."""
+        if self._running is None:
+            return 0
+        batch, began = self._running
+        return max(0, began + self._pace.cost(batch.kind, batch.padded) - _now())
 
     def _take(self, chunks: Iterable["_Chunk"]) -> list["_Chunk"]:
         """Takes `chunks` out of the queue; the lock is held."""
@@ -207,7 +258,8 @@ class DynamicBatcher:
         if taken:
             gone = set(map(id, taken))
             self._queue = [chunk for chunk in self._queue if id(chunk) not in gone]
-            self._waiting = sum(chunk.rows for chunk in self._queue)
+            for chunk in taken:
+                self._pace.left(chunk.key, chunk.rows)
         return taken
 
     def _forget(self, future: "Future[dict[str, Value]]") -> None:
@@ -221,16 +273,19 @@ class DynamicBatcher:
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            self._run(batch)
+            self._run_timed(batch)
             del batch  # its tensors are not needed while this sleeps
 
-    def _next(self) -> "list[_Chunk] | None":
+    def _next(self) -> "Batch[_Chunk] | None":
         """Sleeps until a batch may start; None when the queue has drained."""
         while True:
             with self._changed:
-                decision = decide(self._settings, self._queue, _now(), 1, self._draining)
+                decision = decide(self._settings, self._pace.limit, self._queue, _now(), 1, self._draining)
                 expired = self._expired + self._take(decision.expired)
-                batch = self._take(decision.batch.requests) if decision.batch else []
+                if batch := decision.batch:
+                    self._take(batch.requests)
+                    formed = self._pace.formed(batch.requests[0].kind, batch.rows, batch.reason == "full")
+                    self._running = (formed, _now())
                 dropped, self._dropped, self._expired = self._dropped, [], []
                 if not (expired or dropped or batch):
                     if self._draining and not self._queue:
@@ -243,20 +298,40 @@ class DynamicBatcher:
             if batch:
                 return batch
 
-    def _run(self, batch: "list[_Chunk]") -> None:
-        """Runs a batch and answers it. If the model fails on several, each is run alone: one must not fail others."""
+    def _run_timed(self, batch: "Batch[_Chunk]") -> None:
+        """Runs a batch; what it took is learnt."""
+        assert self._running
+        formed, began = self._running
+        took = self._run(list(batch.requests))
+        with self._changed:
+            self._running = None
+            if took is not None:
+                waits = [began - chunk.arrival_us for chunk in batch.requests]
+                self._pace.finished(formed, took, waits, self._last)
+                self._last = (formed, took)
+
+    def _run(self, batch: "list[_Chunk]") -> int | None:
+        """Runs a batch and answers it. If the model fails on several, each is run alone: one must not fail others.
+
+        Returns how many microseconds the model took, if it did what it should.
+        """
         chunks = [chunk for chunk in batch if chunk.answer.begin()]
         if not chunks:
-            return
+            return None
         try:
-            for chunk, own in zip(chunks, self._outputs(chunks), strict=True):
+            began = _now()
+            outputs = self._outputs(chunks)
+            took = _now() - began
+            for chunk, own in zip(chunks, outputs, strict=True):
                 chunk.answer.deliver(chunk.id, own)
+            return took
         except Exception as error:  # the thread outlives whatever a model does
             if len(chunks) == 1:
                 chunks[0].answer.fail(error)
-                return
+                return None
             for chunk in chunks:
                 self._run([chunk])
+            return None
 
     def _outputs(self, chunks: list["_Chunk"]) -> list[list[Tensor]]:
         """The outputs of each chunk, from one call of the model."""
@@ -320,6 +395,7 @@ class _Answer:
 class _Chunk(Request):
     """An entry of the queue; `id` is its place in the answer."""
 
+    kind: str
     answer: _Answer
     tensors: list[Tensor]
     dims: dict[str, int]

@@ -21,14 +21,18 @@
 namespace mctl {
 
 constexpr int kSlots = 2;
+constexpr std::size_t kMaxWarm = 4096;
 
 enum class Phase : std::uint32_t { starting, verify, load, warmup, golden, ready, failed };
 
 struct WorkerState {
   std::int64_t max_rows;  // what create() was given
   std::atomic<Phase> phase;
-  double seconds[4];   // verify, load, warmup, golden
-  std::uint32_t code;  // Code of `error` when phase is failed
+  double seconds[4];  // verify, load, warmup, golden
+  // What warmed batches took the last time: each one's sizes in the contract's order, then nanoseconds.
+  std::int64_t warm[kMaxWarm];
+  std::uint32_t warm_count;  // of numbers in `warm`; batches that found no room are left out
+  std::uint32_t code;        // Code of `error` when phase is failed
   char error[4096];
   char note[512];  // for the operator, when it is ready
 };
@@ -37,9 +41,10 @@ enum class SlotPhase : std::uint32_t { idle, ready, running, done, failed };
 
 struct SlotState {
   std::atomic<SlotPhase> phase;
-  std::uint32_t variant;             // index in the manifest
-  std::int64_t dims[kMaxDims];       // sizes to run with, padding included, in the contract's order
-  std::uint64_t begun_ns, ended_ns;  // CLOCK_MONOTONIC, around the model's own call
+  std::uint32_t variant;                // index in the manifest
+  std::int64_t dims[kMaxDims];          // sizes to run with, padding included, in the contract's order
+  std::atomic<std::uint64_t> begun_ns;  // CLOCK_MONOTONIC, around the model's own call; 0: not yet
+  std::uint64_t ended_ns;
   char error[1024];
 };
 

@@ -15,6 +15,16 @@ Error too_late(std::string_view where) {
   return {Code::deadline, "the request's deadline passed in the " + std::string(where)};
 }
 
+Error refused(const Estimate& estimate, std::int64_t time_us, bool by_target) {
+  const auto ms = [](std::int64_t us) { return std::to_string(us / 1000); };
+  Error error{Code::unavailable, "too much waits: the answer would take about " + ms(estimate.done_us + 999) +
+                                     " ms, more than the " + ms(std::max<std::int64_t>(0, time_us)) + " ms that " +
+                                     (by_target ? "the latency target" : "its timeout") +
+                                     " leaves; try again later, or allow more with x-mctl-timeout-ms"};
+  error.retry_after_s = std::max<std::int64_t>(1, (estimate.done_us - time_us + 999'999) / 1'000'000);
+  return error;
+}
+
 }  // namespace
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
@@ -29,26 +39,35 @@ Batcher::Batcher(asio::io_context& io, const Manifest& manifest, Packing& packin
       supervisor_(supervisor),
       metrics_(metrics),
       timer_(io),
+      pace_(settings_),
       slots_(supervisor.size()) {}
+
+void Batcher::seed(std::span<const std::pair<DimSizes, std::int64_t>> costs) {
+  std::vector<Seed> seeds;
+  for (const auto& [sizes, us] : costs) {
+    seeds.push_back({pace_.kind(packing_.kind_of(sizes)), settings_.padded(packing_.rows_of(sizes)), us});
+  }
+  pace_.seed(seeds);
+}
 
 // --- the queue
 // --------------------------------------------------------------------------------------------------------
 
 Status Batcher::admit(Client client, std::int64_t rows) {
-  if (settings_.admits(waiting_, rows)) return Done{};
+  if (settings_.admits(waiting(), rows)) return Done{};
   look();
-  const bool admitted = settings_.admits(waiting_, rows) || shares_.entitled(client, rows, settings_.max_queue_size);
+  const bool admitted = settings_.admits(waiting(), rows) || shares_.entitled(client, rows, settings_.max_queue_size);
   return admitted ? Status(Done{}) : full();
 }
 
 Error Batcher::full() const {
-  return {Code::unavailable, "the queue is full: " + std::to_string(waiting_) + " of " +
+  return {Code::unavailable, "the queue is full: " + std::to_string(waiting()) + " of " +
                                  std::to_string(settings_.max_queue_size) + " rows wait"};
 }
 
 // Refuses the latest requests of the clients that have the most; false if those have to stay.
 bool Batcher::make_room(std::int64_t rows) {
-  while (!settings_.admits(waiting_, rows)) {
+  while (!settings_.admits(waiting(), rows)) {
     const auto gives_way = [&, client = shares_.largest()](const Waiting& request) {
       return request.call->client == client && !request.retried;
     };
@@ -60,10 +79,22 @@ bool Batcher::make_room(std::int64_t rows) {
   return true;
 }
 
+// Would it be answered in time? Of a client of which nothing waits it is the turn before all that does.
+Status Batcher::in_time(const Call& call, const std::string& key, std::size_t kind) {
+  const std::int64_t late_us = (now_ns() - call.arrival_ns) / kMicrosecond;  // it took this long to read
+  const std::int64_t timeout_us = (call.deadline_ns - call.arrival_ns) / kMicrosecond;
+  const std::int64_t time_us = pace_.time_us(timeout_us, call.deadline_stated) - late_us;
+  const bool first = !shares_.waits(call.client);
+  const Estimate estimate = pace_.estimate(key, kind, call.rows, free_after_us(), first);
+  if (!estimate.too_late(time_us)) return Done{};
+  pace_.refused(kind, call.deadline_stated);
+  return refused(estimate, time_us, time_us + late_us < timeout_us);
+}
+
 // In order of turns; whoever is alone comes last.
 void Batcher::enqueue(Waiting request) {
   request.turn = shares_.join(request.call->client, request.rows);
-  waiting_ += request.rows;
+  pace_.joined(request.key, request.kind, request.rows);
   const auto before = [&](const Waiting& other) { return other.turn <= request.turn; };
   const auto last = std::find_if(queue_.rbegin(), queue_.rend(), before);
   queue_.insert(last.base(), std::move(request));
@@ -71,13 +102,16 @@ void Batcher::enqueue(Waiting request) {
 
 Status Batcher::submit(std::shared_ptr<Call> call) {
   if (auto admitted = admit(call->client, call->rows); !admitted) return admitted;
+  std::string sizes = packing_.kind_of(call->dims);
+  const std::size_t kind = pace_.kind(sizes);
+  const std::string key = packing_.key_of(std::move(sizes), call->inputs);
+  if (auto admitted = in_time(*call, key, kind); !admitted) return admitted;
   if (!make_room(call->rows)) return full();
-  const std::int64_t limit = settings_.limit();
-  std::string key = packing_.key_of(call->dims, call->inputs);
+  const std::int64_t limit = pace_.limit();
   call->rows_left = call->rows;
   for (std::int64_t row = 0; row < call->rows; row += limit) {
     enqueue({call->arrival_ns / kMicrosecond, call->deadline_ns / kMicrosecond, std::min(limit, call->rows - row), key,
-             call, row, false});
+             call, row, false, kind});
   }
   fresh_ += call->rows;
   wake_at(call->deadline_ns);
@@ -90,6 +124,32 @@ Status Batcher::submit(std::shared_ptr<Call> call) {
   return Done{};
 }
 
+// How long each live worker still has to run, as far as costs are known.
+std::span<std::int64_t> Batcher::free_after_us() {
+  const std::int64_t now = now_ns();
+  free_after_us_.clear();
+  for (std::size_t worker = 0; worker < slots_.size(); ++worker) {
+    if (!supervisor_.live(worker)) continue;
+    const Slots& slots = slots_[worker];
+    std::int64_t left = 0;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const auto& batch = slots.held[slot];
+      if (!batch || batch->done) continue;
+      const std::int64_t cost = pace_.cost(batch->formed.kind, batch->formed.padded);
+      const std::int64_t ran = runs_first(slots, slot) ? (now - batch->since_ns) / kMicrosecond : 0;
+      left += std::max<std::int64_t>(0, cost - ran);
+    }
+    free_after_us_.push_back(left);
+  }
+  return free_after_us_;
+}
+
+// Of the batches that a worker holds, the one that it runs, or will first.
+bool Batcher::runs_first(const Slots& slots, int slot) const {
+  const auto& other = slots.held[slots.next];
+  return slot == slots.next || !other || other->done;
+}
+
 bool Batcher::cancel(Call& call) {
   if (!leave_queue(call)) return false;
   call.over = true;
@@ -99,7 +159,7 @@ bool Batcher::cancel(Call& call) {
 bool Batcher::leave_queue(const Call& call) {
   return std::erase_if(queue_, [&](const Waiting& request) {
            if (request.call.get() != &call) return false;
-           waiting_ -= request.rows;
+           pace_.left(request.key, request.rows);
            shares_.leave(call.client, request.rows);
            return true;
          }) > 0;
@@ -119,7 +179,7 @@ void Batcher::end(Call& call, const Error& error) {
 
 void Batcher::expire_waiting(std::int64_t now) {
   for (Waiting& request : take_expired(queue_, now / kMicrosecond)) {
-    waiting_ -= request.rows;
+    pace_.left(request.key, request.rows);
     shares_.leave(request.call->client, request.rows);
     end(*request.call, too_late("queue"));
   }
@@ -127,6 +187,22 @@ void Batcher::expire_waiting(std::int64_t now) {
 
 // --- batches start
 // ----------------------------------------------------------------------------------------------------
+
+// Workers came or went.
+void Batcher::changed() {
+  const std::size_t dims = manifest_.contract.dims.size();
+  for (std::size_t worker = 0; worker < slots_.size() && !warm_; ++worker) {
+    if (!supervisor_.live(worker)) continue;
+    warm_ = true;
+    const WorkerState& state = supervisor_.arena(worker).worker();
+    std::vector<std::pair<DimSizes, std::int64_t>> costs;
+    for (std::size_t at = 0; at + dims < std::min<std::size_t>(state.warm_count, kMaxWarm); at += dims + 1) {
+      costs.emplace_back(DimSizes(state.warm + at, state.warm + at + dims), state.warm[at + dims] / kMicrosecond);
+    }
+    seed(costs);
+  }
+  schedule();
+}
 
 // After what the sockets hold now has been read, so that it can share a batch; a full batch does not wait for that.
 void Batcher::schedule() {
@@ -151,7 +227,7 @@ void Batcher::dispatch() {
     auto where = place(false);
     Room room = where ? Room::free : Room::none;
     if (!where && (where = place(true))) room = Room::ahead;
-    const Decision decision = decide(settings_, queue_, now / kMicrosecond, room, draining_);
+    const Decision decision = decide(settings_, pace_.limit(), queue_, now / kMicrosecond, room, draining_);
     if (decision.wake_us) wake_at(*decision.wake_us * kMicrosecond);
     if (decision.batch.empty()) return;
     start(*where, decision);
@@ -179,12 +255,14 @@ void Batcher::start(Place place, const Decision& decision) {
   Batch batch;
   for (const std::size_t index : decision.batch) batch.requests.push_back(std::move(queue_[index]));
   std::erase_if(queue_, [](const Waiting& request) { return !request.call; });
-  waiting_ -= decision.rows;
+  const Waiting& first = batch.requests.front();
+  pace_.left(first.key, decision.rows);
   for (const Waiting& request : batch.requests) {
     shares_.leave(request.call->client, request.rows);
     shares_.started(request.turn);
   }
-  batch.sizes = packing_.sizes(batch.requests.front().call->dims, settings_.padded(decision.rows));
+  batch.formed = pace_.formed(first.kind, decision.rows, decision.reason == Reason::full);
+  batch.sizes = packing_.sizes(first.call->dims, settings_.padded(decision.rows));
   batch.facts = {packing_.bucket_of(batch.sizes), decision.reason, decision.rows, packing_.rows_of(batch.sizes)};
   if (!fill(place, batch)) return;
   metrics_.batch_started(batch.facts);
@@ -222,11 +300,7 @@ bool Batcher::fill(Place place, Batch& batch) {
   batch.variant = variant->name;
   batch.since_ns = now_ns();
   batch.filling_ns = batch.since_ns - begun;
-  for (const Waiting& request : batch.requests) {
-    if (request.first_row > 0 || request.retried) continue;
-    request.call->queue_ns = batch.since_ns - request.call->arrival_ns;
-    metrics_.waited(static_cast<std::uint64_t>(request.call->queue_ns));
-  }
+  state.begun_ns = 0;
   state.phase.store(SlotPhase::ready, std::memory_order_release);
   return true;
 }
@@ -253,8 +327,21 @@ void Batcher::rang(std::size_t worker) {
   }
 }
 
+// A request's time in the queue ends when the worker begins its batch, not when that was assembled ahead.
+void Batcher::note_begin(Place place, Batch& batch) {
+  const auto begun = static_cast<std::int64_t>(supervisor_.arena(place.worker).slot(place.slot).begun_ns.load());
+  if (batch.begun || begun == 0) return;
+  batch.begun = true;
+  for (const Waiting& request : batch.requests) {
+    if (request.first_row > 0 || request.retried) continue;
+    request.call->queue_ns = begun - request.call->arrival_ns;
+    metrics_.waited(static_cast<std::uint64_t>(request.call->queue_ns));
+  }
+}
+
 void Batcher::finish(Place place) {
   Batch batch = std::move(*slots_[place.worker].held[place.slot]);
+  note_begin(place, batch);
   SlotState& state = supervisor_.arena(place.worker).slot(place.slot);
   const std::int64_t noticed = now_ns();
   if (state.phase.load(std::memory_order_acquire) == SlotPhase::failed) {
@@ -270,6 +357,7 @@ void Batcher::finish(Place place) {
     return schedule();
   }
   const auto compute_ns = static_cast<std::int64_t>(state.ended_ns - state.begun_ns);
+  learn(place, batch, compute_ns);
   std::int64_t row = 0;
   Answered answered;
   for (const Waiting& request : batch.requests) {
@@ -288,6 +376,15 @@ void Batcher::finish(Place place) {
   slots_[place.worker].held[place.slot].reset();
   --inflight_;
   schedule();
+}
+
+void Batcher::learn(Place place, const Batch& batch, std::int64_t compute_ns) {
+  const auto begun = static_cast<std::int64_t>(supervisor_.arena(place.worker).slot(place.slot).begun_ns.load());
+  waits_us_.clear();
+  for (const Waiting& request : batch.requests) waits_us_.push_back(begun / kMicrosecond - request.arrival_us);
+  auto& last = slots_[place.worker].last;
+  pace_.finished(batch.formed, compute_ns / kMicrosecond, waits_us_, last);
+  last = Ran{batch.formed, compute_ns / kMicrosecond};
 }
 
 // True if the call's last outputs were in this batch, and it ended well.
@@ -344,6 +441,7 @@ void Batcher::died(std::size_t worker) {
       continue;
     }
     Batch batch = std::move(*slots.held[slot]);
+    note_begin({worker, slot}, batch);
     slots.held[slot].reset();
     --inflight_;
     retry(std::move(batch), phase == SlotPhase::running);
@@ -364,7 +462,7 @@ void Batcher::retry(Batch batch, bool blamed) {
       request->retried = true;
       request->key = "retry " + std::to_string(++retries_);
     }
-    waiting_ += request->rows;
+    pace_.joined(request->key, request->kind, request->rows);
     shares_.rejoin(request->call->client, request->rows);
     queue_.push_front(std::move(*request));
   }
@@ -386,7 +484,8 @@ void Batcher::on_timer() {
 }
 
 // Answers what is past its deadline; true if somebody still waits for the batch.
-bool Batcher::expire_running(const Batch& batch, std::int64_t now) {
+bool Batcher::expire_running(Place place, Batch& batch, std::int64_t now) {
+  note_begin(place, batch);
   bool wanted = false;
   for (const Waiting& request : batch.requests) {
     if (request.call->deadline_ns <= now) end(*request.call, too_late("model"));
@@ -399,13 +498,12 @@ bool Batcher::expire_running(const Batch& batch, std::int64_t now) {
 
 // A worker that runs a batch for too long, or for longer than anyone waits and any batch takes, is replaced.
 void Batcher::watch(std::size_t worker, std::int64_t now) {
-  const Slots& slots = slots_[worker];
+  Slots& slots = slots_[worker];
   for (const int slot : {1 - slots.next, slots.next}) {
-    const auto& batch = slots.held[slot];
+    auto& batch = slots.held[slot];
     if (!batch || batch->done) continue;
-    const bool wanted = expire_running(*batch, now);
-    const bool first = slot == slots.next || !slots.held[slots.next] || slots.held[slots.next]->done;
-    if (!first) continue;
+    const bool wanted = expire_running({worker, slot}, *batch, now);
+    if (!runs_first(slots, slot)) continue;
     const auto most = wanted ? worker_timeout_ : std::min(worker_timeout_, supervisor_.patience());
     if (now - batch->since_ns >= most.count()) return supervisor_.kill(worker, "stuck");
     wake_at(batch->since_ns + most.count());

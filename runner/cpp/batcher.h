@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "metrics.h"
+#include "pace.h"
 #include "packing.h"
 #include "policy.h"
 #include "shares.h"
@@ -32,6 +33,7 @@ struct Call {
   DimSizes dims;
   std::int64_t rows = 1, arrival_ns = 0, deadline_ns = 0;
   Client client = 0;
+  bool deadline_stated = false;  // by the client; not the default
 
   std::vector<OutputView> outputs;
   std::int64_t queue_ns = 0, compute_ns = 0, batch_rows = 0;
@@ -50,18 +52,23 @@ class Batcher {
 
   // Code::unavailable if the queue has no room for so many rows of a client: can be asked before a request is read.
   Status admit(Client client, std::int64_t rows);
-  Status submit(std::shared_ptr<Call> call);  // asks that first
-  bool cancel(Call& call);                    // takes it out of the queue; false if it runs already
+  // Asks that first; Code::unavailable also if it would be answered too late.
+  Status submit(std::shared_ptr<Call> call);
+  // What batches of these sizes are known to take beforehand, in microseconds.
+  void seed(std::span<const std::pair<DimSizes, std::int64_t>> costs);
+  bool cancel(Call& call);  // takes it out of the queue; false if it runs already
 
   // Supervisor's events.
   void rang(std::size_t worker);
   void died(std::size_t worker);
-  void wake() { schedule(); }
+  void changed();
 
   void drain();
   bool idle() const { return queue_.empty() && inflight_ == 0; }
-  std::int64_t waiting() const { return waiting_; }
+  std::int64_t waiting() const { return pace_.rows(); }
   std::int64_t inflight() const { return inflight_; }
+  std::int64_t limit() const { return pace_.limit(); }
+  std::int64_t expected_wait_us() { return pace_.wait_us(free_after_us()); }
   const BatchSettings& settings() const { return settings_; }
 
  private:
@@ -69,20 +76,25 @@ class Batcher {
     std::vector<Waiting> requests;
     DimSizes sizes;
     BatchFacts facts;
+    Formed formed;
     std::string variant;
     std::int64_t filling_ns = 0;  // how long it took to write it into its slot
     std::int64_t since_ns = 0;    // since when the worker has nothing else to do
-    bool done = false;
+    bool done = false, begun = false;
   };
   struct Slots {
     std::array<std::optional<Batch>, kSlots> held;
     int next = 0;  // they are used in turn
+    std::optional<Ran> last;
   };
   struct Place {
     std::size_t worker;
     int slot;
   };
 
+  Status in_time(const Call& call, const std::string& key, std::size_t kind);
+  std::span<std::int64_t> free_after_us();
+  bool runs_first(const Slots& slots, int slot) const;
   void schedule();
   void look();
   Error full() const;
@@ -92,7 +104,9 @@ class Batcher {
   std::optional<Place> place(bool busy) const;
   void start(Place place, const Decision& decision);
   bool fill(Place place, Batch& batch);
+  void note_begin(Place place, Batch& batch);
   void finish(Place place);
+  void learn(Place place, const Batch& batch, std::int64_t compute_ns);
   bool answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   void retry(Batch batch, bool blamed);
@@ -101,7 +115,7 @@ class Batcher {
   void expire_waiting(std::int64_t now);
   void wake_at(std::int64_t at_ns);
   void on_timer();
-  bool expire_running(const Batch& batch, std::int64_t now);
+  bool expire_running(Place place, Batch& batch, std::int64_t now);
   void watch(std::size_t worker, std::int64_t now);
 
   boost::asio::io_context& io_;
@@ -115,10 +129,12 @@ class Batcher {
   std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
   Queue queue_;
   Shares shares_;
-  std::int64_t waiting_ = 0, inflight_ = 0;  // rows, batches
-  std::int64_t fresh_ = 0;                   // rows that came since the last dispatch
+  Pace pace_;
+  std::int64_t inflight_ = 0;  // batches
+  std::int64_t fresh_ = 0;     // rows that came since the last dispatch
   std::vector<Slots> slots_;
-  bool scheduled_ = false, draining_ = false;
+  std::vector<std::int64_t> free_after_us_, waits_us_;  // kept for their memory
+  bool warm_ = false, scheduled_ = false, draining_ = false;
   std::uint64_t retries_ = 0;
 };
 

@@ -106,7 +106,7 @@ unsigned status_of(Code code) {
 Answer refusal(const Error& error) {
   Answer answer;
   answer.status = status_of(error.code);
-  if (answer.status == 503) answer.fields = "Retry-After: 1\r\n";
+  if (answer.status == 503) answer.fields = "Retry-After: " + std::to_string(error.retry_after_s) + "\r\n";
   if (answer.status == 401) answer.fields = "WWW-Authenticate: Bearer\r\n";
   answer.body = "{\"error\":";
   append_json_string(answer.body, error.text);

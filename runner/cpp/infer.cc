@@ -88,6 +88,7 @@ Status Router::read(InferCall& call) {
   if (!request) return request.error();
   call.request = *std::move(request);
   std::int64_t timeout = settings_.default_timeout / std::chrono::nanoseconds(1);
+  call.deadline_stated = call.request.timeout_us || head.timeout_ms;
   if (call.request.timeout_us) timeout = std::min(*call.request.timeout_us, kLongestTimeout * 1000) * 1000;
   if (head.timeout_ms) {
     if (*head.timeout_ms < 1 || *head.timeout_ms > kLongestTimeout) {

@@ -110,6 +110,18 @@ Golden read_golden(const json::value& value, const std::string& where, std::stri
   return golden;
 }
 
+Measured read_measured(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  Measured measured{{}, fields.integer("threads"), fields.integer("median_us")};
+  fields.each_key("dims", true, [&](std::string key, const json::value& item, const std::string& at) {
+    measured.dims[std::move(key)] = integer_of(item, at, fault);
+  });
+  if (measured.threads < 1 || measured.threads > 4096) fields.fail("threads", "is not in 1..4096");
+  if (measured.median_us < 0) fields.fail("median_us", "is negative");
+  fields.finish();
+  return measured;
+}
+
 Tolerance read_tolerance(const json::value& value, const std::string& where, std::string& fault) {
   Fields fields(value, where, fault);
   const Tolerance tolerance{fields.number("rtol"), fields.number("atol")};
@@ -157,6 +169,9 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
   fields.each("golden", true, [&](const json::value& item, const std::string& at) {
     manifest.golden.push_back(read_golden(item, at, fault));
   });
+  fields.each("curve", false, [&](const json::value& item, const std::string& at) {
+    manifest.curve.push_back(read_measured(item, at, fault));
+  });
   fields.each_key("tolerances", true, [&](std::string key, const json::value& item, const std::string& at) {
     manifest.tolerances[std::move(key)] = read_tolerance(item, at, fault);
   });
@@ -184,13 +199,19 @@ Status check_listed(const Manifest& manifest, const std::string& path, const std
   return damaged("the manifest names `" + path + "`, which is not a member listed under `" + folder + "`");
 }
 
-Status check_golden(const Manifest& manifest, const Golden& golden) {
-  bool sound = golden.dims.size() == manifest.contract.dims.size();
+Status check_sizes(const Manifest& manifest, const std::map<std::string, std::int64_t>& dims,
+                   const std::string& where) {
+  bool sound = dims.size() == manifest.contract.dims.size();
   for (const Dim& dim : manifest.contract.dims) {
-    const auto size = golden.dims.find(dim.name);
-    sound = sound && size != golden.dims.end() && allows(dim, size->second);
+    const auto size = dims.find(dim.name);
+    sound = sound && size != dims.end() && allows(dim, size->second);
   }
-  if (!sound) return damaged("golden case `" + golden.name + "` does not give each dim a size inside its range");
+  if (!sound) return damaged(where + " does not give each dim a size inside its range");
+  return Done{};
+}
+
+Status check_golden(const Manifest& manifest, const Golden& golden) {
+  if (auto sizes = check_sizes(manifest, golden.dims, "golden case `" + golden.name + "`"); !sizes) return sizes;
   return check_listed(manifest, golden.member, std::string(kGolden));
 }
 
@@ -263,6 +284,8 @@ Status check_sound(const Manifest& manifest) {
   if (auto names = check_names("variant", manifest.variants); !names) return names;
   for (const Golden& golden : manifest.golden)
     if (auto sound = check_golden(manifest, golden); !sound) return sound;
+  for (const Measured& point : manifest.curve)
+    if (auto sound = check_sizes(manifest, point.dims, "a point of the curve"); !sound) return sound;
   for (const Variant& variant : manifest.variants)
     if (auto sound = check_variant(manifest, variant); !sound) return sound;
   const auto whole = [&](const Variant& variant) { return covers_all(manifest.contract, variant); };

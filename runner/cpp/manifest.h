@@ -46,6 +46,12 @@ struct Golden {
   std::map<std::string, std::int64_t> dims;
 };
 
+// One point of the curve: what a call of these sizes took.
+struct Measured {
+  std::map<std::string, std::int64_t> dims;
+  std::int64_t threads = 0, median_us = 0;
+};
+
 struct Manifest {
   std::string name, version, torch;  // torch: producer.torch
   Contract contract;
@@ -53,6 +59,7 @@ struct Manifest {
   std::map<std::string, std::vector<std::int64_t>> buckets;
   std::vector<Variant> variants;
   std::vector<Golden> golden;
+  std::vector<Measured> curve;
   std::map<std::string, Tolerance> tolerances;
   std::map<std::string, Member, std::less<>> members;
   std::string digest;  // SHA-256 (hex) of the manifest's bytes: the bundle's identity

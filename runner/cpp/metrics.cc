@@ -186,6 +186,9 @@ void Metrics::append_serving(std::string& out, const Gauges& gauges) const {
   queue_.append(out, "mctl_queue_duration_seconds", labels_);
   single(out, "mctl_queue_rows", "gauge", "Rows that wait.", labels_, gauges.queue_rows);
   single(out, "mctl_queue_capacity_rows", "gauge", "Rows that may wait.", labels_, gauges.queue_capacity);
+  single(out, "mctl_batch_limit_rows", "gauge", "Rows that a batch may have now.", labels_, gauges.limit);
+  single(out, "mctl_expected_wait_seconds", "gauge", "Estimated time until a batch formed now would begin.", labels_,
+         static_cast<double>(gauges.expected_wait_us) * 1e-6);
   single(out, "mctl_inflight_batches", "gauge", "Batches that workers hold.", labels_, gauges.inflight);
   single(out, "mctl_model_ready", "gauge", "1 while requests are accepted.", labels_, gauges.ready);
   describe(out, "mctl_workers", "gauge", "Worker processes by what they do.");

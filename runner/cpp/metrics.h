@@ -47,7 +47,7 @@ Outcome outcome_of(unsigned status);  // of an answer that its client is there t
 
 // Numbers that are looked up, not counted, when somebody asks.
 struct Gauges {
-  std::int64_t queue_rows = 0, queue_capacity = 0, inflight = 0;
+  std::int64_t queue_rows = 0, queue_capacity = 0, inflight = 0, limit = 0, expected_wait_us = 0;
   bool ready = false;
   std::int64_t live_workers = 0, starting_workers = 0;
   std::vector<pid_t> workers;

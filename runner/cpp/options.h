@@ -22,7 +22,9 @@ struct ServeOptions {
   std::optional<std::vector<std::int64_t>> allowed_batch_sizes;  // the bundle's buckets
   std::optional<std::int64_t> max_queue_size;                    // rows; 4 x max_batch_size x instances
   std::int64_t default_timeout_ms = 30'000;
-  std::optional<std::int64_t> max_request_rows;  // max_queue_size
+  std::optional<std::int64_t> latency_target_ms;  // none: batches as large as max_batch_size
+  std::optional<std::int64_t> percentile;         // of requests that keep the target; 99
+  std::optional<std::int64_t> max_request_rows;   // max_queue_size
   std::int64_t max_body_mb = 64, max_header_kb = 64;
   std::int64_t max_connections = 1024;
   std::int64_t idle_timeout = 60, exit_timeout = 30, worker_timeout = 60;  // seconds

@@ -76,13 +76,18 @@ bool Packing::has_rows(const Tensor& input) const {
   return batch_dim_ && !input.shape.empty() && input.shape[0].dim() == batch_dim_;
 }
 
-std::string Packing::key_of(const DimSizes& dims, std::span<const std::span<const std::byte>> inputs) {
-  std::string key;
-  if (!batch_dim_) return key;
+std::string Packing::kind_of(const DimSizes& dims) const {
+  std::string kind;
   const DimSizes padded = sizes(dims, 1);
   for (std::size_t d = 0; d < padded.size(); ++d) {
-    if (d != *batch_dim_) key.append(reinterpret_cast<const char*>(&padded[d]), sizeof padded[d]);
+    if (d != batch_dim_) kind.append(reinterpret_cast<const char*>(&padded[d]), sizeof padded[d]);
   }
+  return kind;
+}
+
+std::string Packing::key_of(std::string kind, std::span<const std::span<const std::byte>> inputs) {
+  if (!batch_dim_) return {};
+  std::string key = std::move(kind);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (has_rows(contract_.inputs[i])) continue;
     if (inputs[i].size() > kMaxShared) return "alone " + std::to_string(++alone_);

@@ -32,8 +32,10 @@ class Packing {
   std::optional<std::size_t> batch_dim() const { return batch_dim_; }
   std::int64_t rows_of(const DimSizes& dims) const { return batch_dim_ ? dims[*batch_dim_] : 1; }
 
-  // What a request must have in common with another to share its batch: padded dims, and inputs without rows.
-  std::string key_of(const DimSizes& dims, std::span<const std::span<const std::byte>> inputs);
+  // What, beside its rows, a batch's cost depends on: the sizes of the other dims, padded.
+  std::string kind_of(const DimSizes& dims) const;
+  // What a request must have in common with another to share its batch: its kind, and inputs without rows.
+  std::string key_of(std::string kind, std::span<const std::span<const std::byte>> inputs);
   // Sizes that a batch of these requests runs with; `rows` are padded already.
   DimSizes sizes(const DimSizes& dims, std::int64_t rows) const;
   // `batch=8,seq=32`: the padded dims only, so that there are few.

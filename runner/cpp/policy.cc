@@ -21,11 +21,11 @@ std::vector<Candidate> candidates(std::int64_t limit, const Queue& queue) {
     auto mine = std::find_if(found.begin(), found.end(), [&](const Candidate& c) { return c.key == request.key; });
     if (mine == found.end()) mine = found.insert(found.end(), Candidate{request.key, {}, 0, false, request.arrival_us});
     if (mine->full) continue;
-    if (mine->rows + request.rows <= limit) {
+    if (mine->requests.empty() || mine->rows + request.rows <= limit) {
       mine->requests.push_back(index);
       mine->oldest_us = std::min(mine->oldest_us, request.arrival_us);
       mine->rows += request.rows;
-      mine->full = mine->rows == limit;
+      mine->full = mine->rows >= limit;
     } else {
       mine->full = true;
     }
@@ -59,11 +59,12 @@ std::vector<Waiting> take_expired(Queue& queue, std::int64_t now_us) {
   return taken;
 }
 
-Decision decide(const BatchSettings& settings, const Queue& queue, std::int64_t now_us, Room room, bool draining) {
+Decision decide(const BatchSettings& settings, std::int64_t limit, const Queue& queue, std::int64_t now_us, Room room,
+                bool draining) {
   Decision decision;
   const auto wake_at = [&](std::int64_t at) { decision.wake_us = std::min(decision.wake_us.value_or(at), at); };
   if (room != Room::none) {
-    for (Candidate& candidate : candidates(settings.limit(), queue)) {
+    for (Candidate& candidate : candidates(limit, queue)) {
       const std::int64_t opens = candidate.oldest_us + settings.max_queue_delay_us;
       const bool waited = room == Room::free && opens <= now_us;
       if (candidate.full || draining || waited) {

@@ -1,5 +1,5 @@
-// The batching policy: a pure function of settings, queue and clock. Mirrors runner/policy.py, whose docstring numbers
-// the rules; tests/vectors/batching/*.json runs both. Times are integer microseconds, everything counts rows.
+// The batching policy: a pure function of settings, limit, queue and clock. Mirrors runner/policy.py, whose docstring
+// numbers the rules; tests/vectors/batching/*.json runs both. Times are integer microseconds, everything counts rows.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,10 @@ struct BatchSettings {
   std::int64_t max_queue_delay_us = 0;
   std::vector<std::int64_t> allowed_batch_sizes;  // ascending; empty: a batch is not padded
   std::int64_t default_timeout_us = 30'000'000;
+  std::optional<std::int64_t> latency_target_us = std::nullopt;  // of `percentile` percent of the requests
+  std::int64_t percentile = 99;
 
-  std::int64_t limit() const;  // the most rows of a batch, before padding
+  std::int64_t limit() const;  // the most rows that a batch may ever have, before padding
   std::int64_t padded(std::int64_t rows) const;
   bool admits(std::int64_t waiting, std::int64_t rows) const { return rows <= max_queue_size - waiting; }
 };
@@ -35,6 +37,7 @@ struct Waiting {
   std::shared_ptr<Call> call;
   std::int64_t first_row = 0;  // of the call's rows
   bool retried = false;        // it was in a batch whose worker died
+  std::size_t kind = 0;        // Pace's number for the key's sizes
   std::int64_t turn = 0;       // of its client: the queue is in order of turns, then of arrival
 };
 
@@ -56,6 +59,7 @@ std::vector<Waiting> take_expired(Queue& queue, std::int64_t now_us);
 // What to start on a free instance (rules 5 to 7). The queue is in order of arrival and holds nothing expired.
 // `ahead`: no instance is free, but one has room to hold a batch: only a batch that waiting cannot improve starts.
 enum class Room : std::uint8_t { none, ahead, free };
-Decision decide(const BatchSettings& settings, const Queue& queue, std::int64_t now_us, Room room, bool draining);
+Decision decide(const BatchSettings& settings, std::int64_t limit, const Queue& queue, std::int64_t now_us, Room room,
+                bool draining);
 
 }  // namespace mctl

@@ -1,6 +1,7 @@
 // A value or an error: text for a person plus a code for the program. Nothing below main prints or throws across files.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <variant>
@@ -28,6 +29,7 @@ enum class Code {
 struct Error {
   Code code = Code::internal;
   std::string text;
+  std::int64_t retry_after_s = 1;  // of `unavailable`: when it is worth another try
 };
 
 template <class T>

@@ -207,6 +207,8 @@ Gauges Router::gauges() const {
     gauges.queue_rows = batcher_->waiting();
     gauges.queue_capacity = batcher_->settings().max_queue_size;
     gauges.inflight = batcher_->inflight();
+    gauges.limit = batcher_->limit();
+    gauges.expected_wait_us = batcher_->expected_wait_us();
   }
   if (supervisor_) {
     gauges.workers = supervisor_->pids();

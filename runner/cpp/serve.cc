@@ -51,6 +51,12 @@ Result<BatchSettings> batch_settings(const ServeOptions& options, const Manifest
   BatchSettings settings;
   settings.max_queue_delay_us = options.max_queue_delay_us;
   settings.default_timeout_us = options.default_timeout_ms * 1000;
+  if (options.latency_target_ms) settings.latency_target_us = *options.latency_target_ms * 1000;
+  settings.percentile = options.percentile.value_or(settings.percentile);
+  if (options.percentile && !options.latency_target_ms) return usage("`--percentile` is that of `--latency-target-ms`");
+  if (settings.latency_target_us && *settings.latency_target_us <= settings.max_queue_delay_us) {
+    return usage("`--latency-target-ms` is not longer than `--max-queue-delay-us`: no request could keep it");
+  }
   if (const auto batch = packing.batch_dim()) {
     const Dim& dim = manifest.contract.dims[*batch];
     const auto buckets = manifest.buckets.find(dim.name);
@@ -115,6 +121,17 @@ Result<std::int64_t> connections_allowed(const ServeOptions& options) {
   return std::min(options.max_connections, most - own);
 }
 
+// The bundle's measured curve, with the threads that a worker has.
+std::vector<std::pair<DimSizes, std::int64_t>> curve_of(const Manifest& manifest, std::int64_t threads) {
+  std::vector<std::pair<DimSizes, std::int64_t>> costs;
+  for (const Measured& point : manifest.curve) {
+    DimSizes sizes;
+    for (const Dim& dim : manifest.contract.dims) sizes.push_back(point.dims.at(dim.name));
+    if (point.threads == threads) costs.emplace_back(std::move(sizes), point.median_us);
+  }
+  return costs;
+}
+
 bool is_loopback(const std::string& url) { return url.starts_with("http://127.") || url.starts_with("http://[::1]"); }
 
 // All parts of the front, and the order in which they come and go.
@@ -162,9 +179,11 @@ Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_f
   if (!options.null) {
     std::optional<std::int64_t> most;
     if (packing.batch_dim()) most = batching.padded(batching.limit());
-    supervisor_.emplace(io_, manifest, worker_settings(options, bundle_fd, most), metrics_);
+    const WorkerSettings workers = worker_settings(options, bundle_fd, most);
+    supervisor_.emplace(io_, manifest, workers, metrics_);
     batcher_.emplace(io_, manifest, packing, std::move(batching), std::chrono::seconds(options.worker_timeout),
                      *supervisor_, metrics_);
+    batcher_->seed(curve_of(manifest, workers.threads));
   }
   router_.emplace(manifest, std::move(settings), packing, metrics_, supervisor_ ? &*supervisor_ : nullptr,
                   batcher_ ? &*batcher_ : nullptr);
@@ -201,7 +220,7 @@ Status Front::start_workers() {
   events.rang = [this](std::size_t worker) { batcher_->rang(worker); };
   events.died = [this](std::size_t worker) { batcher_->died(worker); };
   events.changed = [this] {
-    batcher_->wake();
+    batcher_->changed();
     if (!was_ready_ && supervisor_->ready()) say_("ready: " + manifest_.name + ", version " + manifest_.version);
     was_ready_ = was_ready_ || supervisor_->ready();
   };

@@ -20,6 +20,7 @@ class Shares {
   void leave(Client client, std::int64_t rows);
   void started(std::int64_t turn);
 
+  bool waits(Client client) const { return clients_.contains(client); }
   // Would `rows` more leave the client within its equal share of a queue for `capacity` rows?
   bool entitled(Client client, std::int64_t rows, std::int64_t capacity) const;
   Client largest() const;  // the client with the most rows, while there is one

@@ -169,7 +169,7 @@ class Worker {
     return Done{};
   }
 
-  // Each combination of buckets twice: the first run is lazy initialisation.
+  // Each combination of buckets twice: the first run is lazy initialisation, the second tells what it costs.
   Status warm_up() {
     for (const DimSizes& dims : warm_sizes()) {
       for (int slot = 0; slot < kSlots; ++slot)
@@ -183,9 +183,18 @@ class Worker {
         if (auto ran = run_slot(0, variant_index(dims), dims); !ran)
           return Error{Code::model, "warm-up failed: " + ran.error().text};
       }
+      report_warm(dims);
     }
     weights_.reset();
     return Done{};
+  }
+
+  void report_warm(const DimSizes& dims) {
+    WorkerState& state = arena_->worker();
+    const SlotState& slot = arena_->slot(0);
+    if (state.warm_count + dims.size() + 1 > kMaxWarm) return;
+    for (const std::int64_t size : dims) state.warm[state.warm_count++] = size;
+    state.warm[state.warm_count++] = static_cast<std::int64_t>(slot.ended_ns - slot.begun_ns);
   }
 
   // Every combination of the sizes that are served.

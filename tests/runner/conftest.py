@@ -39,7 +39,7 @@ def session_over() -> MakeSession:
         buckets: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Session:
         archive = SimpleNamespace(
-            manifest=SimpleNamespace(contract=contract, buckets=buckets or {}), close=lambda: None
+            manifest=SimpleNamespace(contract=contract, buckets=buckets or {}, curve=()), close=lambda: None
         )
         library = SimpleNamespace(run=function, covers=lambda dims: True)
         constants = SimpleNamespace(spans=list, reset=lambda: None)

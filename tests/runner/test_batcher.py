@@ -332,6 +332,11 @@ def test_models_that_run_one_by_one(session_over: Callable[..., Session], change
         ({"max_queue_delay_us": -1}, "`max_queue_delay_us` is -1, allowed 0 or more"),
         ({"default_timeout": 0}, "the default timeout is not positive"),
         ({"default_timeout": float("nan")}, "a timeout is nan s, allowed 0 or more"),
+        (
+            {"latency_target": 0.001, "max_queue_delay_us": 1000},
+            "the latency target is not longer than the queue delay: no request could keep it",
+        ),
+        ({"latency_target": 0.02, "percentile": 100}, "`percentile` is 100, allowed 50..99"),
         ({"max_request_rows": 33}, "`max_request_rows` is 33, allowed 1..32 (max_queue_size)"),
     ],
 )
@@ -341,6 +346,69 @@ def test_senseless_settings(session: Session, settings: dict[str, object], wante
         DynamicBatcher(session, **settings)
     assert caught.value.message == wanted
     assert threading.active_count() == threads
+
+
+def test_a_request_that_would_be_too_late_is_refused(session_over: Callable[..., Session]) -> None:
+    gate, entered = threading.Event(), threading.Semaphore(0)
+
+    def model(tensors: list[Tensor]) -> list[Tensor]:
+        entered.release()
+        time.sleep(0.2)
+        assert gate.wait(SECONDS)
+        return [tensors[0] + 1]
+
+    gate.set()
+    with DynamicBatcher(session_over(ROWS, model, {"batch": (8,)})) as batcher:
+        result(batcher.submit(x=rows(0)))  # 8 rows are known to take 0.2 s now
+        running = batcher.submit(x=rows(1))
+        assert entered.acquire(timeout=SECONDS) and entered.acquire(timeout=SECONDS)
+        gate.clear()
+        with pytest.raises(QueueFullError) as caught:
+            batcher.submit(x=rows(2), _timeout=0.1)
+        assert caught.value.message.startswith("too much waits: the answer would take about ")
+        assert caught.value.message.endswith(" ms, more than the 100.0 ms that its timeout leaves")
+        assert caught.value.hint == "try again later, or give the request a longer `_timeout`"
+        patient = batcher.submit(x=rows(3), _timeout=SECONDS)
+        gate.set()
+        assert torch.equal(result(running), rows(1) + 1) and torch.equal(result(patient), rows(3) + 1)
+
+
+def test_a_latency_target_under_overload(session_over: Callable[..., Session]) -> None:
+    """A row takes 10 ms: two batches of 8 do not keep 120 ms, two of 4 do. 40 clients would have to wait for 400 ms."""
+
+    def model(tensors: list[Tensor]) -> list[Tensor]:
+        time.sleep(0.01 * len(tensors[0]))
+        return [tensors[0] + 1]
+
+    took: list[tuple[float, float]] = []
+    refused: list[QueueFullError] = []
+
+    def client(batcher: DynamicBatcher, until: float) -> None:
+        while (began := time.monotonic()) < until:
+            try:
+                result(batcher.submit(x=rows(0)))
+                took.append((began, time.monotonic() - began))
+            except QueueFullError as error:
+                refused.append(error)
+                time.sleep(0.02)
+
+    with DynamicBatcher(
+        session_over(ROWS, model, BUCKETS), max_queue_size=100, latency_target=0.12, percentile=90
+    ) as batcher:
+        assert batcher.limit == 8
+        begin = time.monotonic()
+        threads = [threading.Thread(target=client, args=(batcher, begin + 3)) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        lowest = 8
+        while any(thread.is_alive() for thread in threads):
+            lowest = min(lowest, batcher.limit)
+            time.sleep(0.005)
+        settled = sorted(seconds for at, seconds in took if at > begin + 1)
+        assert lowest <= 4
+        assert settled[len(settled) // 2] < 0.12
+        assert refused and "that the latency target leaves" in refused[0].message
+        assert torch.equal(result(batcher.submit(x=rows(5))), rows(5) + 1), "nothing waits: it is let in"
 
 
 def test_an_endless_timeout(session: Session) -> None:
@@ -459,4 +527,4 @@ def test_threads_and_coroutines_get_their_own_numbers(mlp_bundle: Path, eager: C
         assert not any(thread.is_alive() for thread in threads)
     assert not faults, faults[:3]
     assert all(answered), answered
-    assert batcher._waiting == 0 and not batcher._queue
+    assert batcher._pace.rows == 0 and not batcher._queue

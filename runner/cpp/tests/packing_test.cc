@@ -85,9 +85,9 @@ BOOST_FIXTURE_TEST_CASE(packing_part_of_a_request, Two) {
 BOOST_FIXTURE_TEST_CASE(packing_who_shares_a_batch, Two) {
   const Values unlike = {9, 8};
   const std::vector<std::span<const std::byte>> third = {raw(other), raw(unlike)};
-  BOOST_TEST(packing.key_of({2, 3}, first) == packing.key_of({1, 4}, second));
-  BOOST_TEST(packing.key_of({2, 3}, first) != packing.key_of({2, 2}, first));
-  BOOST_TEST(packing.key_of({1, 4}, second) != packing.key_of({1, 4}, third));
+  BOOST_TEST(packing.key_of(packing.kind_of({2, 3}), first) == packing.key_of(packing.kind_of({1, 4}), second));
+  BOOST_TEST(packing.key_of(packing.kind_of({2, 3}), first) != packing.key_of(packing.kind_of({2, 2}), first));
+  BOOST_TEST(packing.key_of(packing.kind_of({1, 4}), second) != packing.key_of(packing.kind_of({1, 4}), third));
 }
 
 BOOST_AUTO_TEST_CASE(packing_without_batches) {

@@ -1,0 +1,204 @@
+"""Runs the batching policy over a trace of arrivals, on instances whose batches cost what they are said to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .pace import Formed, Pace, Size
+from .policy import Batch, Reason, Request, Settings, chunks, decide
+
+Status = Literal["ok", "rejected", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """How long a batch takes: fixed_us + per_row_us * padded rows; of those that start at `from_us` or later."""
+
+    fixed_us: int
+    per_row_us: int
+    from_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_us: int
+    rows: int = 1
+    key: str = ""  # its kind, too
+    timeout_us: int | None = None  # None: the default
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A batch of the simulation; `requests` are indices of arrivals."""
+
+    start_us: int
+    requests: tuple[int, ...]
+    rows: int
+    padded: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    request: int
+    at_us: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The limit from `at_us` on."""
+
+    at_us: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    batches: tuple[Started, ...]
+    completions: tuple[Completion, ...]  # in order of arrival
+    limits: tuple[Changed, ...] = ()
+
+
+def simulate(
+    settings: Settings,
+    costs: Cost | Sequence[Cost],
+    arrivals: Sequence[Arrival],
+    *,
+    instances: int = 1,
+    drain_at_us: int | None = None,
+    seeds: Mapping[Size, int] | None = None,
+) -> Outcome:
+    """What the policy makes of a trace (arrivals in order of time). `costs` in order of their `from_us`."""
+    costs = [costs] if isinstance(costs, Cost) else costs
+    return _Simulation(settings, costs, arrivals, instances, drain_at_us, Pace(settings, seeds)).run()
+
+
+@dataclass(slots=True)
+class _Instance:
+    batch: Formed | None = None  # what it runs, or ran last
+    began_us: int = 0
+    took_us: int = 0
+    waits_us: tuple[int, ...] = ()
+    busy: bool = False
+    ahead: tuple[Formed, int] | None = None
+
+
+class _Simulation:
+    def __init__(
+        self,
+        settings: Settings,
+        costs: Sequence[Cost],
+        arrivals: Sequence[Arrival],
+        instances: int,
+        drain_at_us: int | None,
+        pace: Pace,
+    ) -> None:
+        self.settings, self.costs, self.arrivals, self.drain_at_us = settings, costs, arrivals, drain_at_us
+        self.pace = pace
+        self.instances = [_Instance() for _ in range(instances)]
+        self.arrived = 0
+        self.queue: list[Request] = []
+        self.batches: list[Started] = []
+        self.limits = [Changed(0, pace.limit)] if pace.limit != settings.limit else []
+        self.rejected: set[int] = set()
+        self.unserved: set[int] = set()  # a chunk expired in the queue
+        self.done_us: dict[int, int] = {}  # when the last chunk that ran was done
+
+    def run(self) -> Outcome:
+        now: int | None = 0
+        while now is not None:
+            now = self.step(now)
+        completions = tuple(self.completion(i) for i in range(len(self.arrivals)))
+        return Outcome(tuple(self.batches), completions, tuple(self.limits))
+
+    def step(self, now: int) -> int | None:
+        """All that happens at one moment, and the next one at which something does."""
+        self.drop(tuple(r for r in self.queue if r.deadline_us <= now))
+        draining = self.drain_at_us is not None and self.drain_at_us <= now
+        while self.arrived < len(self.arrivals) and self.arrivals[self.arrived].at_us <= now:
+            self.arrive(self.arrived, draining, now)
+            self.arrived += 1
+        for instance in self.instances:
+            if instance.busy and instance.began_us + instance.took_us <= now:
+                self.finish(instance, now)
+        while True:
+            free = [instance for instance in self.instances if not instance.busy]
+            decision = decide(self.settings, self.pace.limit, self.queue, now, len(free), draining)
+            self.drop(decision.expired)
+            if decision.batch is None:
+                break
+            self.start(free[0], decision.batch, now)
+        nexts = [instance.began_us + instance.took_us for instance in self.instances if instance.busy]
+        nexts += [a.at_us for a in self.arrivals[self.arrived : self.arrived + 1]]
+        if decision.wake_us is not None:
+            nexts.append(decision.wake_us)
+        if self.drain_at_us is not None and not draining:
+            nexts.append(self.drain_at_us)
+        return min(nexts, default=None)
+
+    def drop(self, expired: tuple[Request, ...]) -> None:
+        self.queue = [r for r in self.queue if r not in expired]
+        self.unserved.update(r.id for r in expired)
+        for request in expired:
+            self.pace.left(request.key, request.rows)
+
+    def arrive(self, index: int, draining: bool, now: int) -> None:
+        arrival = self.arrivals[index]
+        timeout = self.settings.default_timeout_us if arrival.timeout_us is None else arrival.timeout_us
+        if draining or not self.settings.admits(self.pace.rows, arrival.rows):
+            self.rejected.add(index)
+            return
+        stated = arrival.timeout_us is not None
+        estimate = self.pace.estimate(arrival.key, arrival.key, arrival.rows, self.free_after(now))
+        if estimate.too_late(self.pace.time_us(timeout, stated)):
+            self.pace.refused(arrival.key, stated)
+            self.note_limit(now)
+            self.rejected.add(index)
+            return
+        for rows in chunks(self.pace.limit, arrival.rows):
+            self.queue.append(Request(index, arrival.at_us, arrival.at_us + timeout, rows, arrival.key))
+            self.pace.joined(arrival.key, arrival.key, rows)
+
+    def free_after(self, now: int) -> list[int]:
+        """By the costs that are known, not by those that are true."""
+        times = []
+        for instance in self.instances:
+            batch = instance.batch if instance.busy else None
+            expected = self.pace.cost(batch.kind, batch.padded) if batch else 0
+            times.append(max(0, instance.began_us + expected - now) if batch else 0)
+        return times
+
+    def start(self, instance: _Instance, batch: Batch[Request], now: int) -> None:
+        cost = next(c for c in reversed(self.costs) if c.from_us <= now)
+        ids = tuple(r.id for r in batch.requests)
+        self.batches.append(Started(now, ids, batch.rows, batch.padded, batch.reason))
+        self.queue = [r for r in self.queue if all(r is not taken for taken in batch.requests)]
+        key = batch.requests[0].key
+        self.pace.left(key, batch.rows)
+        instance.ahead = (instance.batch, instance.took_us) if instance.batch else None
+        instance.batch = self.pace.formed(key, batch.rows, batch.reason == "full")
+        instance.began_us, instance.took_us = now, cost.fixed_us + cost.per_row_us * batch.padded
+        instance.waits_us = tuple(now - r.arrival_us for r in batch.requests)
+        instance.busy = True
+        self.done_us.update((i, max(now + instance.took_us, self.done_us.get(i, 0))) for i in ids)
+
+    def finish(self, instance: _Instance, now: int) -> None:
+        assert instance.batch
+        instance.busy = False
+        self.pace.finished(instance.batch, instance.took_us, instance.waits_us, instance.ahead)
+        self.note_limit(now)
+
+    def note_limit(self, now: int) -> None:
+        if self.pace.limit != (self.limits[-1].limit if self.limits else self.settings.limit):
+            self.limits.append(Changed(now, self.pace.limit))
+
+    def completion(self, index: int) -> Completion:
+        arrival = self.arrivals[index]
+        if index in self.rejected:
+            return Completion(index, arrival.at_us, "rejected")
+        timeout = self.settings.default_timeout_us if arrival.timeout_us is None else arrival.timeout_us
+        deadline = arrival.at_us + timeout
+        if index in self.unserved or self.done_us[index] >= deadline:
+            return Completion(index, deadline, "expired")
+        return Completion(index, self.done_us[index], "ok")
