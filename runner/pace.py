@@ -24,7 +24,7 @@ integer, microseconds or rows, and divisions round down.
 14. Limit: the largest allowed size up to an adaptive value, never below the smallest size; without a latency target it
     is that of rule 1. Requests count for it whose own batch and the one ahead were formed since it last changed. The
     eleventh late one of a window, 1000 // (100 - percentile) requests long, ends it and lowers the value to 9/10 of the
-    limit. A window that ends well raises the value by 1/16 of its maximum (at least 1 row) if at least half of its
+    limit. A window that ends well raises the value by 1/16 of max_batch_size (at least 1 row) if at least half of its
     requests ran in full batches and nothing is owed: each late request that was answered, counted for a window or not,
     owes `percentile` and each other one pays 100 - percentile back, so that trying larger limits keeps within the
     percentile. No more is owed than for one of the largest batches.
@@ -218,12 +218,11 @@ class Pace:
         self._seen += requests
         self._late += late
         self._full += requests if full else 0
-        most = self._settings.limit
         if self._late > LATE_OF_A_WINDOW:
             self._change(max(self._smallest, self.limit * 9 // 10))
         elif self._seen >= 1000 // (100 - self._settings.percentile):
             grows = 2 * self._full >= self._seen and self._owed == 0
-            self._change(min(most, self._value + max(1, most // 16)) if grows else self._value)
+            self._change(self._value + max(1, self._settings.limit // 16) if grows else self._value)
 
     def _owe(self, requests: int, late: int) -> None:
         percentile = self._settings.percentile

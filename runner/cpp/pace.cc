@@ -181,7 +181,6 @@ std::int64_t Pace::spare(const Formed& batch) const {
 
 // Requests count for the window.
 void Pace::record(std::int64_t requests, std::int64_t late, bool full) {
-  const std::int64_t most = settings_.limit();
   seen_ += requests;
   late_ += late;
   if (full) full_ += requests;
@@ -189,7 +188,7 @@ void Pace::record(std::int64_t requests, std::int64_t late, bool full) {
     change(std::max(smallest_, limit_ * 9 / 10));
   } else if (seen_ >= 1000 / (100 - settings_.percentile)) {
     const bool grows = 2 * full_ >= seen_ && owed_ == 0;
-    change(grows ? std::min(most, value_ + std::max<std::int64_t>(1, most / 16)) : value_);
+    change(grows ? value_ + std::max<std::int64_t>(1, settings_.limit() / 16) : value_);
   }
 }
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mctl.bundle_format.errors import UsageError
+from mctl.runner.pace import Pace
 from mctl.runner.policy import Request, Settings, chunks, decide
 from mctl.runner.simulator import Arrival, Cost, Outcome, simulate
 
@@ -93,6 +94,12 @@ def test_without_a_free_instance_only_deadlines_wake() -> None:
     queue = [Request(0, 0, 50, 1, ""), Request(1, 0, 40, 1, "")]
     assert decide(settings, 2, queue, 20, free=0).wake_us == 40
     assert decide(settings, 2, [], 20, free=1).wake_us is None
+
+
+def test_the_first_seed_stays() -> None:
+    pace = Pace(Settings(max_batch_size=4, max_queue_size=8), {("a", 2): 700})
+    pace.seed({("a", 2): 900, ("b", 2): 800})
+    assert [pace.cost("a", 2), pace.cost("a", 1), pace.cost("b", 4)] == [700, 0, 800]
 
 
 arrival_lists = st.lists(
@@ -200,14 +207,14 @@ def test_without_a_target_the_same_load_is_late() -> None:
 def test_the_limit_follows_a_slow_machine_and_recovers() -> None:
     slow = [COST, Cost(6000, 600, 1_000_000), Cost(2000, 200, 2_500_000)]  # two batches of 2 take 14.4 ms, of 4 16.8 ms
     arrivals = poisson((2500, 5))
-    outcome = simulate(settings_to_a_target(90), slow, arrivals)
+    outcome = simulate(settings_to_a_target(95), slow, arrivals)
     limits = [(0, 64), *((change.at_us, change.limit) for change in outcome.limits), (5_000_000, 0)]
     held = [0] * 65
     for (begin, limit), (end, _) in pairwise(limits):
-        held[limit] += max(0, min(end, 2_500_000) - max(begin, 1_200_000))
-    assert held[4] > 0.6 * 1_300_000, "4 is the largest size that keeps the target then"
+        held[limit] += max(0, min(end, 2_500_000) - max(begin, 1_300_000))
+    assert held[4] > 0.8 * 1_200_000, "4 is the largest size that keeps the target then"
     assert limits[-2][1] >= 16, "2500 rows a second need batches of 16 again"
-    assert late(times_ms(outcome, arrivals, 1.2, 2.5)) <= 0.1
+    assert late(times_ms(outcome, arrivals, 1.3, 2.5)) <= 0.05
     assert len(times_ms(outcome, arrivals, 4, 5)) > 0.95 * 2500
 
 

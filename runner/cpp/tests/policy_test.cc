@@ -227,6 +227,29 @@ BOOST_AUTO_TEST_CASE(policy_vectors) {
   BOOST_TEST(count >= 60u);
 }
 
+BOOST_AUTO_TEST_CASE(pace_the_first_seed_stays) {
+  const BatchSettings settings{.max_batch_size = 4, .max_queue_size = 99, .allowed_batch_sizes = {}};
+  Pace pace(settings);
+  const std::size_t kind = pace.kind("a");
+  BOOST_TEST(pace.kind("a") == kind);
+  BOOST_TEST(pace.kind("b") != kind);
+  for (const std::int64_t us : {700, 900}) {
+    const Seed seed{kind, 2, us};
+    pace.seed({&seed, 1});
+  }
+  BOOST_TEST(pace.cost(kind, 2) == 700);
+  BOOST_TEST(pace.cost(kind, 1) == 0);
+}
+
+BOOST_AUTO_TEST_CASE(pace_kinds_are_bounded) {
+  const BatchSettings settings{.max_batch_size = 4, .max_queue_size = 99, .allowed_batch_sizes = {}};
+  Pace pace(settings);
+  std::size_t last = 0;
+  for (int i = 0; i < 5000; ++i) last = std::max(last, pace.kind(std::to_string(i)));
+  BOOST_TEST(last == 1023u);
+  BOOST_TEST(pace.kind("0") == 0u);
+}
+
 BOOST_AUTO_TEST_CASE(policy_ahead_takes_only_what_waiting_cannot_improve) {
   const BatchSettings settings{.max_batch_size = 4, .max_queue_size = 99, .allowed_batch_sizes = {}};
   Queue queue;
