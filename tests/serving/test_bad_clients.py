@@ -227,12 +227,13 @@ def test_heads_that_never_end(server: Server) -> None:
 
 
 def test_resets_while_requests_wait_run_or_are_answered(server: Server) -> None:
+    """By a client of another address: what it has in the queue must not cost others their answers."""
     x = random(64)
     body, headers = infer_binary(x=x)
     request = post(INFER, body, *(f"{name}: {value}" for name, value in headers.items()))
     for pause in (0, 0.0005, 0.002, 0.02):
         for _ in range(20):
-            raw = server.connect()
+            raw = server.connect("127.0.0.2")
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raw.send(request * 4)
             time.sleep(pause)
