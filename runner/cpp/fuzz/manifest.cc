@@ -35,7 +35,8 @@ void use(const Manifest& manifest) {
   static const Host host = this_host();
   if (auto fits = check_host(manifest, host); !fits) require(!fits.error().text.empty(), "a refusal has a reason");
   require(static_cast<bool>(parse_json(model_metadata(manifest))), "the model's metadata is JSON");
-  require(static_cast<bool>(parse_json(front_page(manifest, "http://localhost", true))), "the front page is JSON");
+  for (const bool token : {false, true})
+    require(static_cast<bool>(parse_json(front_page(manifest, "http://h", token, true))), "the front page is JSON");
 }
 
 void read(std::string_view text) {
