@@ -79,7 +79,7 @@ bool Batcher::make_room(std::int64_t rows) {
   return true;
 }
 
-// Would it be answered in time? Of a client of which nothing waits it is the turn before all that does.
+// Would it be answered in time? A client of which nothing waits has its turn before all that does.
 Status Batcher::in_time(const Call& call, const std::string& key, std::size_t kind) {
   const std::int64_t late_us = (now_ns() - call.arrival_ns) / kMicrosecond;  // it took this long to read
   const std::int64_t timeout_us = (call.deadline_ns - call.arrival_ns) / kMicrosecond;
