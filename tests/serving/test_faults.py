@@ -21,7 +21,7 @@ from .test_batching import eventually
 from .test_environment import MIB, answers, limited, resource, told
 
 # Longer runs, or the same one again: MCTL_FAULT_SECONDS=600 MCTL_FAULT_SEED=7 pytest -s tests/serving/test_faults.py
-SECONDS = float(os.environ.get("MCTL_FAULT_SECONDS", "12"))
+SECONDS = float(os.environ.get("MCTL_FAULT_SECONDS", "10"))
 SEED = int(os.environ.get("MCTL_FAULT_SEED", time.time_ns() % 1_000_000))
 
 INNOCENT = [
@@ -128,7 +128,7 @@ def test_killers_among_innocents(faulty_bundle: Path, instances: int) -> None:
     killers = [(Action.CRASH, 0), (Action.EXHAUST, 4096), (Action.ABORT, 0), (Action.LEAVE, 0)]
     sent = 0
     with Server(faulty_bundle, f"--instances={instances}", *PATIENT, prepare=limit) as server:
-        with loaded(server, INNOCENT + SLOW, 400, 5) as reports:
+        with loaded(server, INNOCENT + SLOW, 400, 3) as reports:
             for killer in killers:
                 answer = insist(server, (Action.ANSWER, 1), killer)
                 assert (answer.status, "ended while it ran this request" in answer.error) == (500, True)
