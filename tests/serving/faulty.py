@@ -99,7 +99,7 @@ def bundle(library: Path, path: Path, golden: Sequence[np.ndarray] = (rows((1, 5
         tolerances={"y": Tolerance(rtol=0, atol=0)},
         members={},
         target=Target(os="linux", arch=machine, isa="x86-64-v2" if machine == "x86_64" else "aarch64"),
-        buckets={"batch": tuple(size for size in (1, 4, 16) if size < most) + (most,)},
+        buckets={"batch": (*(size for size in (1, 4, 16) if size < most), most)},
         variants=(
             Variant(
                 name="dynamic",

@@ -19,7 +19,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def forbid(*calls: int, error: int = errno.EPERM, writing: bool = False) -> Callable[[], None]:
-    """What makes these calls fail in this process for good; `writing`: opening files to write finds a read-only disk."""
+    """What makes these calls fail from now on; `writing`: opening files to write meets a read-only disk."""
     program = [_step(_LOAD, _CALL)]
     for call in calls:
         program += [_step(_EQUAL, call, 0, 1), _step(_RETURN, _ERRNO | error)]

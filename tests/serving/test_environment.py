@@ -1,4 +1,4 @@
-"""Machines that lack something: a clear sentence at the start, or a way round it; never a fault at the first request."""
+"""Machines that lack something: a clear sentence at the start, or a way round it; never a fault at a request."""
 
 import errno
 import os
