@@ -35,6 +35,15 @@ def bench(
     ] = None,
     libtorch: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where libtorch_cpu.so is.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the inputs.")] = 0,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the curve in the bundle: a server begins with it.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with 1 if a point is slower than the bundle's curve says.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw latency and rows/s as PNG or SVG; `-`: in the terminal.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Measure a bundle at its buckets, in the server's own call path, in turn with other ways to run the model."""
@@ -45,6 +54,10 @@ def bench(
     with open_bundle(bundle):  # what is no bundle is said before torch is imported
         pass
     from ..parity import bench as benches
+    from ..parity import plot as plots
+
+    if plot is not None:
+        plots.require(plot)
 
     request = benches.BenchRequest(
         bundle=bundle,
@@ -59,9 +72,25 @@ def bench(
     )
     with progress.shown() as say:
         report = benches.bench(request, say)
+    slower = benches.slower_than_curve(bundle, report) if check else []
     if json:
-        console.emit_json("mctl.bench/1", True, **asdict(report))
-        return
+        console.emit_json("mctl.bench/1", not slower, **asdict(report), slower=[asdict(each) for each in slower])
+    else:
+        _show(report, numbers, latency_target_ms)
+    if plot == Path("-"):
+        console.write(plots.in_terminal(report))
+    elif plot is not None:
+        plots.to_file(report, plot)
+    for each in slower:
+        console.say(
+            f"slower: {each.dims} with {each.threads} threads takes {_us(each.is_us)}, it was {_us(each.was_us)}"
+        )
+    if save:
+        console.say(f"the curve in `{bundle}` has {benches.save_curve(bundle, report)} points now")
+    raise typer.Exit(1 if slower else 0)
+
+
+def _show(report: "BenchReport", numbers: tuple[int, ...], latency_target_ms: float | None) -> None:
     for number in numbers:
         console.write(_table(report, number))
         console.write(_advice(report, number, latency_target_ms))

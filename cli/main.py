@@ -23,6 +23,7 @@ from .inspect import inspect
 from .parity import parity
 from .run import run
 from .serve import serve
+from .simulate import simulate
 from .top import top
 from .verify import verify
 
@@ -57,6 +58,7 @@ app.command()(bench)
 app.command()(inspect)
 app.command()(verify)
 app.command()(run)
+app.command()(simulate)
 app.command()(serve)
 app.command()(top)
 app.command()(doctor)

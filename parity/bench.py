@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import isqrt
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ..bundle_format import archive as archives
+from ..bundle_format import manifest as manifests
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import MctlError, UsageError
 from ..bundle_format.manifest import Manifest
@@ -59,6 +60,7 @@ class BenchReport:
 
     model: str
     digest: str
+    batch_dim: str | None
     measured: tuple[Measured, ...]
     curves: dict[int, Curve]
     left_out: dict[str, str]  # peer -> why
@@ -113,10 +115,12 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
                 measured += found
                 left_out |= failed
         digest = archive.digest
-    report = BenchReport(f"{manifest.name} {manifest.version}", digest, tuple(measured), {}, left_out, ())
+    report = BenchReport(
+        f"{manifest.name} {manifest.version}", digest, manifest.contract.batch_dim, tuple(measured), {}, left_out, ()
+    )
     curves = {threads: curve for threads in request.threads if (curve := timing.fit(_one_line(report, threads)))}
     warnings = (*machine.warnings(), *_warnings(report, request.threads, machine.cores))
-    return BenchReport(report.model, digest, report.measured, curves, left_out, warnings)
+    return replace(report, curves=curves, warnings=warnings)
 
 
 def _one_line(report: BenchReport, threads: int) -> list[tuple[int, float]]:
@@ -245,3 +249,54 @@ def _warnings(report: BenchReport, threads: Sequence[int], cores: int) -> Iterat
 
 def _threads(number: int) -> str:
     return f"{number} thread{'s' if number != 1 else ''}"
+
+
+# --- the curve in the bundle -------------------------------------------------------------------------------------
+
+
+def save_curve(path: Path, report: BenchReport) -> int:
+    """Puts what stood still of mctl's own numbers into the bundle, atomically; how many points its curve has then.
+
+    UsageError where the file is not the one that was measured.
+    """
+    with archives.open_bundle(path) as archive:
+        if archive.digest != report.digest:
+            raise UsageError(f"`{path}` is another file by now", "measure it again")
+        known = {_key(point): point for point in archive.manifest.curve}
+        for found in report.measured:
+            if found.name == "mctl" and found.stable:
+                point = manifests.Measured(dims=found.dims, threads=found.threads, median_us=round(found.median_us))
+                known[_key(point)] = point
+        curve = tuple(known[key] for key in sorted(known))
+        archives.rewrite(archive, path, msgspec.structs.replace(archive.manifest, curve=curve), {})
+        return len(curve)
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """A point that takes longer than the bundle's curve says, by more than both may vary; microseconds."""
+
+    dims: dict[str, int]
+    threads: int
+    was_us: int
+    is_us: float
+
+
+def slower_than_curve(path: Path, report: BenchReport) -> list[Slower]:
+    """Points that got slower. UsageError where the curve has none of those that were measured."""
+    with archives.open_bundle(path) as archive:
+        known = {_key(point): point.median_us for point in archive.manifest.curve}
+    pairs = [(found, known.get(_key(found))) for found in report.measured if found.name == "mctl"]
+    if all(was is None for _, was in pairs):
+        raise UsageError(f"the curve of `{path}` has none of these points", "`mctl bench --save` measures it")
+    return [
+        Slower(found.dims, found.threads, was, found.median_us)
+        for found, was in pairs
+        # half a microsecond: the curve is in whole ones
+        if was is not None
+        and found.median_us > (was + 0.5) * (1 + timing.NOISE) * (1 + max(timing.NOISE, found.spread))
+    ]
+
+
+def _key(point: Measured | manifests.Measured) -> tuple[int, tuple[tuple[str, int], ...]]:
+    return point.threads, tuple(sorted(point.dims.items()))

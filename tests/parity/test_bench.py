@@ -1,6 +1,8 @@
 """`mctl bench`: sizes, peers, warnings, and one real run."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ from mctl.bundle_format.contract import Dim
 from mctl.bundle_format.errors import UsageError
 from mctl.export.onnx import to_onnx
 from mctl.export.program import load_program
-from mctl.parity import bench
+from mctl.parity import bench, plot
 from mctl.parity.bench import BenchReport, Wanted
 from mctl.runner.bench import Measured, Ratio
 
@@ -61,7 +63,7 @@ def report(*found: tuple[int, int, float, bool]) -> BenchReport:
         Measured("mctl", threads, {"batch": rows}, rows, us, us, us, 9, 0.0 if stable else 1.0, None)
         for threads, rows, us, stable in found
     ]
-    return BenchReport("m 1", "", tuple(measured), {}, {}, ())
+    return BenchReport("m 1", "", "batch", tuple(measured), {}, {}, ())
 
 
 def test_warnings() -> None:
@@ -111,7 +113,7 @@ def test_the_table_shows_what_is_slower() -> None:
 
     base = report((1, 8, 1234.0, False))
     peer = Measured("eager", 1, {"batch": 8}, 8, 2468.0, 3000.0, 4000.0, 9, 0.0, Ratio(2.0, 1.9, 2.1))
-    lines = _table(BenchReport("m 1", "", (*base.measured, peer), {}, {}, ()), 1)
+    lines = _table(BenchReport("m 1", "", "batch", (*base.measured, peer), {}, {}, ()), 1)
     assert lines[3].split() == [
         "8",
         "~1.23",
@@ -129,3 +131,55 @@ def test_the_table_shows_what_is_slower() -> None:
     assert _ratio(base.measured[0]) == ""
     assert _advice(base, 1, 3.0)[0].startswith("`--max-batch-size 8` meets 3 ms")
     assert _advice(base, 1, 2.0)[0].startswith("no batch meets 2 ms")
+
+
+def test_the_curve_is_kept_and_compared(mlp_bundle: Path, writable: Callable[[Path], Path]) -> None:
+    path = writable(mlp_bundle)
+    with open_bundle(path) as archive:
+        digest = archive.digest
+    measured = replace(report((1, 8, 40.4, True), (1, 1, 12.6, True), (1, 2, 13.0, False)), digest=digest)
+    with pytest.raises(UsageError, match="has none of these points"):
+        bench.slower_than_curve(path, measured)
+    assert bench.save_curve(path, measured) == 2
+    with open_bundle(path) as archive:
+        archive.verify()
+        kept = archive.manifest.curve
+    assert [(point.dims, point.threads, point.median_us) for point in kept] == [
+        ({"batch": 1}, 1, 13),
+        ({"batch": 8}, 1, 40),
+    ]
+    with pytest.raises(UsageError, match="is another file by now"):
+        bench.save_curve(path, measured)
+    assert bench.slower_than_curve(path, measured) == []
+    assert bench.slower_than_curve(path, report((1, 8, 44.6, True))) == []  # 40.5 * 1.05 * 1.05 = 44.65
+    (found,) = bench.slower_than_curve(path, report((1, 8, 44.7, True), (1, 64, 900.0, True)))
+    assert (found.dims, found.was_us, found.is_us) == ({"batch": 8}, 40, 44.7)
+
+
+def test_pictures(tmp_path: Path) -> None:
+    made = report((1, 1, 10.0, True), (1, 8, 20.0, True), (2, 8, 40.0, True))
+    assert plot.in_terminal(made) == [
+        "mctl, 1 thread",
+        "     1  ████████████▌ 100,000 rows/s",
+        f"     8  {'█' * 50} 400,000 rows/s",
+        "",
+        "mctl, 2 threads",
+        f"     8  {'█' * 25} 200,000 rows/s",
+        "",
+    ]
+    plot.to_file(made, tmp_path / "curve.svg")
+    assert "rows in a batch" in (tmp_path / "curve.svg").read_text()
+    plot.to_file(made, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="is no picture"):
+        plot.require(tmp_path / "curve.txt")
+
+
+def test_lines_of_several_dims_are_told_apart() -> None:
+    measured = tuple(
+        Measured("mctl", 1, {"batch": rows, "seq": 8}, rows, 1.0, 1.0, 1.0, 9, 0.0, None) for rows in (16, 8)
+    )
+    found = plot.series(BenchReport("m 1", "", "batch", measured, {}, {}, ()))
+    assert {name: [point.rows for point in points] for name, points in found.items()} == {
+        "mctl, 1 thread, seq 8": [8, 16]
+    }
