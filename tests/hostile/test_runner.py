@@ -7,8 +7,9 @@ import pytest
 
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.errors import MctlError
-from mctl.runner.native import find_libtorch, find_runner
+from mctl.runner.native import find_libtorch
 
+from ..serving.server import runner
 from .bad_bundles import Bad, bad_bundles
 
 BUNDLES = list(bad_bundles())
@@ -20,7 +21,7 @@ WORKER = [bad for bad in WORKER if bad.name != "weights: a constant missing"]
 
 def serve(path: Path, *options: str) -> tuple[int | None, str]:
     """The exit code, and what was said on the way; None: it serves, and was stopped."""
-    words = [find_runner(), "serve", path, "--port=0", f"--libtorch={find_libtorch()}", *options]
+    words = [runner(), "serve", path, "--port=0", f"--libtorch={find_libtorch()}", *options]
     said = ""
     with subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
