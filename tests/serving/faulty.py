@@ -72,8 +72,15 @@ def library(folder: Path) -> Path:
     return built
 
 
-def bundle(library: Path, path: Path, golden: Sequence[np.ndarray] = (rows((1, 5)),), most: int = MOST_ROWS) -> Path:
-    """A bundle at `path` with these golden cases and rows up to `most`."""
+def bundle(
+    library: Path,
+    path: Path,
+    golden: Sequence[np.ndarray] = (rows((1, 5)),),
+    most: int = MOST_ROWS,
+    buckets: tuple[int, ...] = (1, 4, 16),
+    values: tuple[int, int] | None = None,
+) -> Path:
+    """A bundle at `path` with these golden cases, rows up to `most`, and `values` that its input may hold."""
     members: list[tuple[str, archive.Data]] = [(LIBRARY, library)]
     cases = []
     for number, x in enumerate(golden):
@@ -91,7 +98,7 @@ def bundle(library: Path, path: Path, golden: Sequence[np.ndarray] = (rows((1, 5
         source=Source(file="faulty.cc", sha256="0" * 64, model="model", seed=0),
         contract=Contract(
             dims=(Dim(name="batch", min=1, max=most),),
-            inputs=(Input(name="x", dtype="int64", shape=("batch", 2)),),
+            inputs=(Input(name="x", dtype="int64", shape=("batch", 2), range=values),),
             outputs=(Output(name="y", dtype="int64", shape=("batch", 1)),),
             batch_dim="batch",
         ),
@@ -99,7 +106,7 @@ def bundle(library: Path, path: Path, golden: Sequence[np.ndarray] = (rows((1, 5
         tolerances={"y": Tolerance(rtol=0, atol=0)},
         members={},
         target=Target(os="linux", arch=machine, isa="x86-64-v2" if machine == "x86_64" else "aarch64"),
-        buckets={"batch": (*(size for size in (1, 4, 16) if size < most), most)},
+        buckets={"batch": (*(size for size in buckets if size < most), most)},
         variants=(
             Variant(
                 name="dynamic",

@@ -119,6 +119,20 @@ def test_workers_that_are_stuck(faulty_bundle: Path, instances: int) -> None:
             assert reports[0].expired <= 2 * faulty.MOST_ROWS
 
 
+def test_a_replacement_does_not_warm_up_for_long(faulty_library: Path, tmp_path: Path) -> None:
+    """Every row naps for 6 ms: all buckets take more than 4 s, and those that a replacement has time for about 1 s."""
+    naps = (Action.NAP, Action.NAP)
+    path = faulty.bundle(faulty_library, tmp_path / "b.pt2", (), most=512, buckets=(1, 64, 128), values=naps)
+    begun = time.monotonic()
+    with Server(path) as server:
+        first = time.monotonic() - begun
+        os.kill(server.workers()[0], signal.SIGKILL)
+        begun = time.monotonic()
+        replaced(server)
+        assert 4 < first and time.monotonic() - begun < first - 1
+        assert (outputs_of(insist(server, naps))["y"] == 3 * Action.NAP + 1).all()
+
+
 # --- what a request does to its worker -------------------------------------------------------------------------------
 
 
