@@ -120,11 +120,17 @@ def _measure(model: Model, bundle: Path, given: argparse.Namespace) -> Results:
             turn = number % len(chosen)
             for server in [*chosen[turn:], *chosen[:turn]]:
                 _say(f"{model.name}, round {number + 1} of {given.rounds}: {server.name}")
-                with servers.started(server, setup, examples, rows) as (pid, port):
-                    requests = server.requests(examples, rows)
-                    for count in connections:
-                        results.points.append(_point(server, port, requests, count, number, given))
-                    results.memory.setdefault(server.name, []).append(measure.memory_of(pid))
+                try:
+                    with servers.started(server, setup, examples, rows) as (pid, port):
+                        requests = server.requests(examples, rows)
+                        for count in connections:
+                            results.points.append(_point(server, port, requests, count, number, given))
+                        results.memory.setdefault(server.name, []).append(measure.memory_of(pid))
+                except RuntimeError as error:
+                    if not server.needs:  # ours
+                        raise
+                    results.left_out[server.name] = f"round {number + 1}: {error}"
+                    _say(results.left_out[server.name])
         results.points.sort(key=lambda point: [server.name for server in chosen].index(point.server))
         if given.soak:
             _soak(chosen[0], setup, examples, rows, given)

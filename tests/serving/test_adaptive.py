@@ -6,7 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from mctl.bundle_format.archive import open_bundle, rewrite
+from mctl.bundle_format.manifest import Measured
 
 from . import faulty
 from .server import Answer, Server, infer_binary
@@ -119,3 +123,21 @@ def test_queue_time_lasts_until_the_worker_begins(plain: Server) -> None:
 def test_senseless_targets(faulty_bundle: Path, refusal, options: list[str], message: str) -> None:  # type: ignore[no-untyped-def]
     code, text = refusal(faulty_bundle, *options)
     assert code == 2 and message in text
+
+
+def test_the_limit_begins_by_the_curve_of_the_bundle(faulty_bundle: Path, tmp_path: Path) -> None:
+    """Two batches have to fit into the target: of 4 rows, which take 10 ms each, they do; of 16 rows not."""
+    curve = tuple(
+        Measured(dims={"batch": rows}, threads=threads, median_us=us)
+        for threads, rows, us in ((1, 1, 5_000), (1, 4, 10_000), (1, 16, 40_000), (2, 16, 1_000))
+    )
+    with open_bundle(faulty_bundle) as archive:
+        rewrite(archive, tmp_path / "b.pt2", msgspec.structs.replace(archive.manifest, curve=curve), {})
+
+    def limit(bundle: Path, threads: int) -> float:
+        with Server(bundle, "--latency-target-ms=30", f"--threads={threads}") as server:
+            return server.metrics()["mctl_batch_limit_rows"]
+
+    assert limit(tmp_path / "b.pt2", 1) == 4
+    assert limit(tmp_path / "b.pt2", 2) == MOST  # the curve for two threads says so
+    assert limit(faulty_bundle, 1) == MOST  # without a curve warm-up does, where nothing takes long

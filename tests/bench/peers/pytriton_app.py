@@ -2,6 +2,8 @@
 
 import os
 import sysconfig
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from engine import Engine, arguments
@@ -18,7 +20,8 @@ def main() -> None:
     config = TritonConfig(
         http_address="127.0.0.1", http_port=given.port, allow_grpc=False, allow_metrics=False, exit_timeout_secs=2
     )
-    with Triton(config=config, workspace=given.work_dir / "workspace") as triton:
+    workspace = Path(tempfile.mkdtemp(dir=given.work_dir)) / "workspace"  # it makes a new one, and wants none there
+    with Triton(config=config, workspace=workspace) as triton:
         triton.bind(
             model_name="model",
             infer_func=[function(engine) for engine in engines],
