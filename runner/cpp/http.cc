@@ -166,7 +166,7 @@ void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
-RequestParser::RequestParser(std::uint64_t max_body, std::uint32_t max_header) {
+RequestParser::RequestParser(std::uint64_t max_body, std::uint32_t max_header) : max_body_(max_body) {
   body_limit(max_body);
   header_limit(max_header);
 }
@@ -235,6 +235,11 @@ void RequestParser::other_field(std::string_view name, std::string_view value) {
 void RequestParser::on_header_impl(Fault&) {
   head_.keep_alive = keep_alive();
   if (const auto length = content_length()) head_.content_length = *length;
+  if (chunked()) body_limit(boost::none);  // Beast takes a chunk's size off it anew whenever its line comes in pieces
+}
+
+void RequestParser::on_chunk_header_impl(std::uint64_t size, Text, Fault& ec) {
+  if (size > max_body_ - chunks_.size()) refuse(Code::too_large, "the body is over the limit", ec);
 }
 
 std::size_t RequestParser::on_chunk_body_impl(std::uint64_t, Text body, Fault&) {

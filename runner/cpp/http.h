@@ -60,7 +60,7 @@ class RequestParser final : public boost::beast::http::basic_parser<true> {
   void on_header_impl(Fault&) override;
   void on_body_init_impl(const boost::optional<std::uint64_t>&, Fault&) override {}
   std::size_t on_body_impl(Text body, Fault&) override { return body.size(); }
-  void on_chunk_header_impl(std::uint64_t, Text, Fault&) override {}
+  void on_chunk_header_impl(std::uint64_t size, Text, Fault&) override;
   std::size_t on_chunk_body_impl(std::uint64_t, Text body, Fault&) override;
   void on_finish_impl(Fault&) override {}
   void on_response_impl(int, Text, int, Fault&) override {}
@@ -69,6 +69,7 @@ class RequestParser final : public boost::beast::http::basic_parser<true> {
   void other_field(std::string_view name, std::string_view value);
   void refuse(Code code, std::string text, Fault& ec);
 
+  const std::uint64_t max_body_;
   Head head_;
   std::string chunks_;
   std::optional<Error> error_;

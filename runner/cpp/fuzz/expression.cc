@@ -120,7 +120,8 @@ void check(std::string_view text) {
     const auto bounds = parsed->bounds(kDims);
     require(!bounds || (value && bounds->low <= *value && *value <= bounds->high), "the bounds hold every value");
     for (std::size_t dim = 0; dim < kDims.size(); ++dim)
-      if (const auto factor = parsed->times(dim)) require(*factor * Wide{dims[dim]} == wanted, "k*dim is k times dim");
+      if (const auto factor = parsed->times(dim))
+        require(!wanted || *factor * Wide{dims[dim]} == wanted, "k*dim is k times dim");
     if (const auto dim = parsed->dim()) require(value == dims[*dim], "a dim has its own size");
     if (const auto size = parsed->constant()) require(value == *size, "a constant is itself");
   }

@@ -84,8 +84,7 @@ Seen read(std::string_view text, std::span<const std::size_t> cuts) {
   return seen;
 }
 
-// A refusal ends the connection: which fault it names may depend on what had come (Beast counts a chunk's size again
-// each time that it waits for the end of the chunk's extensions).
+// A refusal ends the connection: which fault it names may depend on what had come.
 bool same(const Seen& a, const Seen& b) {
   const auto fields = [](const Head& head) {
     return std::tie(head.verb, head.target, head.content_type, head.content_encoding, head.accept, head.request_id,
