@@ -149,7 +149,9 @@ def test_an_id_out_of_range_that_kills_compiled_code_is_a_verdict(loose: FailedE
     assert found["batch=2/above"] == "crash" and found["batch=2/below"] == "pass"  # -1 is the last row for both
     assert loose.report.verdict == "crash" and loose.exit_code == 1
     (failure,) = loose.report.failures
-    assert "SIGABRT" in failure.detail and "index out of bounds" in failure.detail
+    # two threads may die of it at once: then the C++ runtime says only that
+    said = ("index out of bounds", "terminate called recursively")
+    assert "SIGABRT" in failure.detail and any(text in failure.detail for text in said)
     assert loose.hint is not None and "--range INPUT=LOW:HIGH" in loose.hint
 
 

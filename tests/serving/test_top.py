@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import select
 import signal
 import socket
@@ -116,7 +117,7 @@ def test_json_is_the_same_snapshot(server: Server, run_mctl: Run) -> None:
 
 
 def test_a_pipe_gets_one_picture_after_the_other(server: Server) -> None:
-    code = f"{' '.join(TOP)} {server.url} --interval 0.1 | grep -m 3 requests/s"
+    code = f"{shlex.join(TOP)} {server.url} --interval 0.1 | grep -m 3 requests/s"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.count("requests/s") == 3
     assert "Traceback" not in done.stderr

@@ -74,6 +74,10 @@ Seen read(std::string_view text, std::span<const std::size_t> cuts) {
       seen.head_done = parser.is_header_done();
       more = *taken > 0;
     }
+    if (!seen.head_done && filled > kMaxHeader) {
+      seen.error = "the head is over the limit";
+      return seen;
+    }
   }
   seen.done = parser.is_done();
   if (seen.head_done) seen.head = parser.request();
