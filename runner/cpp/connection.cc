@@ -136,6 +136,7 @@ bool Connection::step() {
 void Connection::on_head() {
   head_done_ = true;
   body_at_ = parsed_;
+  if (body_at_ > shared_->limits.max_header) return refuse({Code::invalid, "the head is over the limit"});
   // Allowed once, and read in different ways: what one server takes for a field is a value to another (RFC 9112, 5.2).
   const std::string_view text(buffer_.get(), parsed_);
   if (text.find("\r\n ") != text.npos || text.find("\r\n\t") != text.npos) {

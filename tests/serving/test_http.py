@@ -113,6 +113,8 @@ def test_heads_over_the_limit(mlp_bundle: Path) -> None:
         with server.connect() as raw:
             raw.send("GET /" + "x" * 3000)
             assert raw.read().status == 400
+        with server.connect() as raw:  # all of it is there at once
+            assert raw.send("GET /v2 HTTP/1.1\r\n" + "X: 1\r\n" * 350 + "\r\n").read().status == 400
 
 
 def test_slow_clients(mlp_bundle: Path) -> None:

@@ -6,8 +6,8 @@ import json
 import os
 import pty
 import re
-import shlex
 import select
+import shlex
 import signal
 import socket
 import struct

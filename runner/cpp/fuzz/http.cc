@@ -74,7 +74,7 @@ Seen read(std::string_view text, std::span<const std::size_t> cuts) {
       seen.head_done = parser.is_header_done();
       more = *taken > 0;
     }
-    if (!seen.head_done && filled > kMaxHeader) {
+    if ((seen.head_done ? body_at : filled) > kMaxHeader) {
       seen.error = "the head is over the limit";
       return seen;
     }
