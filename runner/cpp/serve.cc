@@ -134,6 +134,9 @@ std::vector<std::pair<DimSizes, std::int64_t>> curve_of(const Manifest& manifest
 
 bool is_loopback(const std::string& url) { return url.starts_with("http://127.") || url.starts_with("http://[::1]"); }
 
+// A client that has just had an answer may be sending its next request: it gets one too, and is told to go.
+constexpr int kQuietPolls = 10;
+
 // All parts of the front, and the order in which they come and go.
 class Front {
  public:
@@ -164,6 +167,7 @@ class Front {
   std::optional<Router> router_;
   std::optional<Server> server_;
   bool draining_ = false, was_ready_ = false;
+  int quiet_polls_ = 0;
   Result<int> result_ = 0;
 };
 
@@ -249,7 +253,9 @@ void Front::drain() {
 }
 
 void Front::poll_drained() {
-  if ((!batcher_ || batcher_->idle()) && server_->quiet()) return end(0);
+  const bool quiet = (!batcher_ || batcher_->idle()) && server_->quiet();
+  quiet_polls_ = quiet ? quiet_polls_ + 1 : 0;
+  if (quiet_polls_ == kQuietPolls) return end(0);
   if (std::chrono::steady_clock::now() >= exit_at_) {
     return end(Error{Code::unavailable, "requests were not answered within `--exit-timeout`"});
   }
