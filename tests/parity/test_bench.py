@@ -183,3 +183,14 @@ def test_lines_of_several_dims_are_told_apart() -> None:
     assert {name: [point.rows for point in points] for name, points in found.items()} == {
         "mctl, 1 thread, seq 8": [8, 16]
     }
+
+
+def test_a_model_by_its_name_in_the_file(mlp_bundle: Path, tmp_path: Path) -> None:
+    with open_bundle(mlp_bundle) as archive:
+        manifest = archive.manifest
+    (tmp_path / "m.py").touch()
+    spec = f"{tmp_path}/m.py:Net"
+    request = bench.BenchRequest(mlp_bundle, {}, (1,), model=spec)
+    assert bench._peer("eager", request, manifest).model == spec
+    with pytest.raises(UsageError, match="there is no `.*other.py:Net` here"):
+        bench._peer("eager", replace(request, model=f"{tmp_path}/other.py:Net"), manifest)
