@@ -192,5 +192,5 @@ def test_a_model_by_its_name_in_the_file(mlp_bundle: Path, tmp_path: Path) -> No
     spec = f"{tmp_path}/m.py:Net"
     request = bench.BenchRequest(mlp_bundle, {}, (1,), model=spec)
     assert bench._peer("eager", request, manifest).model == spec
-    with pytest.raises(UsageError, match="there is no `.*other.py:Net` here"):
+    with pytest.raises(UsageError, match=r"there is no `.*other\.py:Net` here"):
         bench._peer("eager", replace(request, model=f"{tmp_path}/other.py:Net"), manifest)
