@@ -62,7 +62,7 @@ def _compile(request: Request, say: Say) -> Done:
 
     program = load_program(Path(request.program))
     stateful = bool(program.manifest.contract.state)
-    chosen = settings(request.options, request.march, request.compiler, stateful=stateful)
+    chosen = settings(request.recipe.options, request.march, request.compiler, stateful=stateful)
     _pretend_cpu(torch, request.features)
     say(Phase("read the program"))
     exported = program.exported

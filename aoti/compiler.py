@@ -21,7 +21,7 @@ from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
 from ..bundle_format.manifest import Manifest, Producer, Variant
 from . import plan, protocol
 from .process import run_child
-from .protocol import Done, Request
+from .protocol import Done, Recipe, Request
 from .symbols import Imports, check_needed, read_imports
 from .target import Machine, machine_for
 from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
@@ -149,7 +149,7 @@ def _run(
         compiler=str(wrap_compiler(compiler, workspace.path, hidden)),
         march=machine.march,
         features=machine.features,
-        options=options.inductor,
+        recipe=Recipe(plan.DYNAMIC, options=options.inductor),
     )
     return run_child(request, options.timeout, progress)
 

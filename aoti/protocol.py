@@ -7,6 +7,16 @@ from ..bundle_format.manifest import ConstantRef
 LIBRARY, WEIGHTS = "model.so", "weights.safetensors"  # what the child leaves in its work folder
 
 
+class Recipe(msgspec.Struct, frozen=True):
+    """How one variant is compiled. `dims`: the sizes it is made for; empty: all that the contract allows."""
+
+    name: str
+    dims: dict[str, int] = {}
+    packed: bool = False  # linear layers, convolutions and attention by mctl's own kernels, weights packed once
+    bf16: bool = False  # those in bfloat16, with float32 sums
+    options: tuple[str, ...] = ()  # KEY=VALUE for inductor
+
+
 class Request(msgspec.Struct, frozen=True):
     """Everything the child needs; paths are absolute. The first line of its standard input."""
 
@@ -16,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
     compiler: str  # an executable, named as the compiler that it stands for
     march: str | None
     features: tuple[str, ...]  # what inductor may find on the CPU
-    options: tuple[str, ...]  # KEY=VALUE for inductor
+    recipe: Recipe
 
 
 class Phase(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mctl.aoti import process
-from mctl.aoti.protocol import Done, Request
+from mctl.aoti.protocol import Done, Recipe, Request
 from mctl.bundle_format.errors import CompileError, UsageError
 
 DONE = '{"type":"Done","constants":{},"peak_bytes":7,"torch":"2","torch_git":""}'
@@ -26,7 +26,7 @@ def run(
     )
     file.write_text(head + script)
     monkeypatch.setattr(process, "CHILD", (sys.executable, str(file)))
-    request = Request("p", str(folder), (str(folder),), "g++", None, (), ())
+    request = Request("p", str(folder), (str(folder),), "g++", None, (), Recipe("v"))
     phases: list[str] = []
     done, seconds = process.run_child(request, timeout, phases.append)
     return done, seconds, phases
@@ -106,8 +106,8 @@ def test_when_the_parent_is_killed_the_child_cleans_up(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from mctl.aoti.process import run_child
-from mctl.aoti.protocol import Request
-request = Request("nothing", {str(work)!r}, ({str(work)!r},), "g++", None, (), ())
+from mctl.aoti.protocol import Recipe, Request
+request = Request("nothing", {str(work)!r}, ({str(work)!r},), "g++", None, (), Recipe("v"))
 run_child(request, None, lambda phase: print(phase, flush=True))
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process_:
