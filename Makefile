@@ -34,12 +34,12 @@ check: env
 	$(BIN)/ruff check .
 	mkdir -p build/mypy && ln -sfn ../.. build/mypy/mctl
 	cd build/mypy && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p mctl
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'runner/cpp/*.cc' 'runner/cpp/*.h')
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cc' '*.h')
 
 format: env
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format -q .
-	$(BIN)/clang-format -i $$(git ls-files 'runner/cpp/*.cc' 'runner/cpp/*.h')
+	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.h')
 
 clean:
 	rm -rf build dist *.egg-info

@@ -61,15 +61,15 @@ def _compile(request: Request, say: Say) -> Done:
     from ..export.program import load_program
 
     program = load_program(Path(request.program))
-    stateful = bool(program.manifest.contract.state)
-    chosen = settings(request.recipe.options, request.march, request.compiler, stateful=stateful)
+    contract = program.manifest.contract
+    chosen = settings(request.recipe.options, request.march, request.compiler, stateful=bool(contract.state))
     _pretend_cpu(torch, request.features)
     say(Phase("read the program"))
     exported = program.exported
     make_dense(exported.state_dict)
     make_dense(exported.constants)
     say(Phase("lower to C++"))
-    compiled = compile_variant(exported, chosen, lambda: say(Phase("compile C++")))
+    compiled = compile_variant(exported, contract, request.recipe, chosen, lambda: say(Phase("compile C++")))
     say(Phase("write the constants"))
     work = Path(request.work)
     shutil.move(compiled.library, work / LIBRARY)

@@ -19,7 +19,7 @@ from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, UsageError
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
 from ..bundle_format.manifest import Manifest, Producer, Variant
-from . import plan, protocol
+from . import kernel_library, plan, protocol
 from .process import run_child
 from .protocol import Done, Recipe, Request
 from .symbols import Imports, check_needed, read_imports
@@ -40,6 +40,7 @@ class CompileOptions:
     target: str = "native"
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # beside the batch dim's powers of two
     inductor: tuple[str, ...] = ()  # KEY=VALUE
+    packed: bool = True  # layers by mctl's own kernels
     timeout: float | None = None  # seconds
     work_dir: Path | None = None  # where the temporary folder is made
 
@@ -142,14 +143,16 @@ def _run(
 ) -> tuple[Done, dict[str, float]]:
     workspace.require_space(sum(entry.size for entry in program.members.values()))
     hidden = {str(workspace.path): "build", _torch_folder(): "torch"}
+    recipe = Recipe(plan.DYNAMIC, packed=options.packed, options=options.inductor)
+    kernels = kernel_library.build(compiler, machine.march or "native", workspace.path) if recipe.packed else None
     request = Request(
         program=str(program.path.resolve()),
         work=str(workspace.path),
         remove=workspace.folders,
-        compiler=str(wrap_compiler(compiler, workspace.path, hidden)),
+        compiler=str(wrap_compiler(compiler, workspace.path, hidden, kernels)),
         march=machine.march,
         features=machine.features,
-        recipe=Recipe(plan.DYNAMIC, options=options.inductor),
+        recipe=recipe,
     )
     return run_child(request, options.timeout, progress)
 
@@ -212,7 +215,11 @@ def _producer(options: CompileOptions, compiler: list[str], machine: Machine, do
         torch_git=done.torch_git,
         python=platform.python_version(),
         compiler=compiler_version(compiler),
-        flags=(f"-march={machine.march or 'native'}", *options.inductor),
+        flags=(
+            f"-march={machine.march or 'native'}",
+            f"kernels={'mctl' if options.packed else 'torch'}",
+            *options.inductor,
+        ),
     )
 
 

@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
 from .constants import check_storable
+from .protocol import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +33,26 @@ class Compiled:
 
 
 def compile_variant(
-    exported: "ExportedProgram", settings: dict[str, Any], starting_cpp: Callable[[], None]
+    exported: "ExportedProgram",
+    contract: Contract,
+    recipe: Recipe,
+    settings: dict[str, Any],
+    starting_cpp: Callable[[], None],
 ) -> Compiled:
     """Calls inductor; `starting_cpp` is called before the C++ compiler is. CompileError says what torch cannot do."""
     import torch
 
+    if recipe.dims:
+        exported = at_sizes(exported, contract, recipe.dims)
     args, kwargs = exported.example_inputs
     module = exported.module(check_guards=False)
+    if recipe.packed:
+        from .ops import C_SHIMS
+        from .rewrite import rewrite
+
+        dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+        rewrite(module, {state.name for state in contract.state}, dtype)
+        settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
     with _watched(starting_cpp) as graphs:
         try:
             files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
@@ -47,6 +62,23 @@ def compile_variant(
     weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
     constants = {name: tensor for name, (tensor, _) in weights.items()}
     return Compiled(library, constants, _check_constants(graphs[0], constants))
+
+
+def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":
+    """The same program with every dim at one size, so that torch's compiler knows them all."""
+    import torch
+
+    declared = iter(contract.inputs)
+
+    def sized(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        shape = [dims[axis] if isinstance(axis, str) else axis for axis in next(declared).shape]
+        return torch.zeros(shape, dtype=leaf.dtype)
+
+    args, kwargs = torch.utils._pytree.tree_map(sized, exported.example_inputs)
+    with torch.no_grad():
+        return torch.export.export(exported.module(check_guards=False), args, kwargs)
 
 
 @contextmanager

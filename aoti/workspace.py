@@ -99,10 +99,15 @@ def compiler_version(command: list[str]) -> str:
     return done.stdout.partition("\n")[0]
 
 
-def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str]) -> Path:
+def _linked(archive: Path) -> list[str]:
+    return [str(archive), "-Wl,--gc-sections", f"-Wl,--exclude-libs,{archive.name}"]
+
+
+def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str], kernels: Path | None = None) -> Path:
     """An executable that calls the compiler with settings that inductor has no option for.
 
     The library gets no debug information, and no path of this machine: `hidden` maps folders to what is written.
+    What it uses of the archive `kernels` becomes part of it, and is not seen from outside.
     """
     extra = ["-g0", *(f"-ffile-prefix-map={path}={name}" for path, name in hidden.items())]
     if sys.platform == "linux":
@@ -110,7 +115,9 @@ def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str]) -> Pat
     # torch tells compilers apart by their names: that of `ccache g++` is g++
     names = [Path(word).name for word in command]
     script = work / next((name for name in names if "++" in name or "clang" in name or "gcc" in name), names[0])
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@" {shlex.join(extra)}\n')
+    call = f'exec {shlex.join(command)} "$@" {shlex.join(extra)}'
+    linking = f'case " $* " in *" -shared "*) {call} {shlex.join(_linked(kernels))};; esac\n' if kernels else ""
+    script.write_text(f"#!/bin/sh\n{linking}{call}\n")
     script.chmod(0o700)
     try:
         subprocess.run([script, "--version"], capture_output=True, check=True)

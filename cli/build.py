@@ -65,5 +65,6 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         version=options["model_version"],
         buckets=parse_buckets(options["bucket"]),
         inductor=tuple(options["inductor"]),
+        packed=options["kernels"] == "mctl",
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
     )

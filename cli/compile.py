@@ -1,13 +1,14 @@
 """`mctl compile`: program.pt2 to a bundle."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from . import verdict
 
 _DEFAULT = Path("program.pt2")
+Kernels = Literal["mctl", "torch"]
 
 
 def compile(
@@ -24,6 +25,9 @@ def compile(
         list[str], typer.Option(metavar="DIM=V,V,…", help="Sizes of a dim that are served without padding.")
     ] = [],  # noqa: B006
     inductor: Annotated[list[str], typer.Option(metavar="KEY=VALUE", help="A setting of torch's compiler.")] = [],  # noqa: B006
+    kernels: Annotated[
+        Kernels, typer.Option(help="What computes linear layers, convolutions and attention in float32.")
+    ] = "mctl",
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after this time.")] = None,
     work_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the temporary folder is made.")] = None,
     parity: Annotated[bool, typer.Option("--parity/--no-parity", help="Check the bundle before it is written.")] = True,
@@ -40,6 +44,7 @@ def compile(
         target=target,
         buckets=parse_buckets(bucket),
         inductor=tuple(inductor),
+        packed=kernels == "mctl",
         timeout=timeout,
         work_dir=work_dir,
     )

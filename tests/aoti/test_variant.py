@@ -40,7 +40,8 @@ class Model(nn.Module):
         self.register_buffer("mean", torch.zeros(12))
 
     def forward(self, x):
-        y = self.a(x) + 2 * self.b(x) + 3 * self.c(x) + x @ self.transposed + x @ self.repeated + x @ self.holes
+        y = self.a(x) + 2 * self.b(x) + 3 * self.c(x) + x @ self.repeated
+        y = y + x[:, :1] * (self.transposed + self.holes).sum(0)  # weights of layers would be packed
         y = y * self.scalar + self.offset + torch.where(self.flags, 1.0, -1.0) + self.integers + self.halves.float()
         y = y @ self.parameter + torch.cat([self.empty, y]) + torch.tensor([0.5] * 12)
         y = y + self.last.sum() + self.last[0, 1, 2, 3]
@@ -101,7 +102,7 @@ def test_what_the_manifest_says_of_the_constants(bundle: Path) -> None:
     assert constants["last"].stride == (75, 1, 15, 3)
     assert constants["transposed"].stride == (1, 16)
     assert constants["holes"].stride is None
-    weights = {constant.tensor for name, constant in constants.items() if name.endswith(".weight")}
+    weights = {constant.tensor for name, constant in constants.items() if name.endswith("_weight_packed")}
     assert len(weights) == 1  # tied, or of equal bytes
     assert "unused" not in constants
 

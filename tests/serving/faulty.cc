@@ -19,8 +19,8 @@
 using Tensor = struct OpaqueTensor*;
 
 extern "C" {
-int aoti_torch_create_tensor_from_blob(void*, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset,
-                                       int32_t dtype, int32_t device, int32_t device_index, Tensor*);
+int aoti_torch_create_tensor_from_blob(void*, int64_t rank, const int64_t* sizes, const int64_t* strides,
+                                       int64_t offset, int32_t dtype, int32_t device, int32_t device_index, Tensor*);
 int aoti_torch_delete_tensor_object(Tensor);
 int aoti_torch_get_data_ptr(Tensor, void**);
 int aoti_torch_get_sizes(Tensor, int64_t**);

@@ -1,0 +1,70 @@
+// The little of AOTInductor's C interface that the kernels need: torch/csrc/inductor/aoti_torch/c/shim.h.
+#pragma once
+
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+
+struct AtenTensorOpaque;
+
+extern "C" {
+using AtenTensorHandle = AtenTensorOpaque*;
+
+std::int32_t aoti_torch_get_data_ptr(AtenTensorHandle, void**);
+std::int32_t aoti_torch_get_dim(AtenTensorHandle, std::int64_t*);
+std::int32_t aoti_torch_get_sizes(AtenTensorHandle, std::int64_t**);
+std::int32_t aoti_torch_get_strides(AtenTensorHandle, std::int64_t**);
+std::int32_t aoti_torch_get_dtype(AtenTensorHandle, std::int32_t*);
+std::int32_t aoti_torch_empty_strided(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
+                                      std::int32_t dtype, std::int32_t device, std::int32_t device_index,
+                                      AtenTensorHandle*);
+std::int32_t aoti_torch_dtype_float32();
+std::int32_t aoti_torch_dtype_bool();
+std::int32_t aoti_torch_device_type_cpu();
+}
+
+namespace mctl {
+
+inline void require(bool holds) {
+  if (!holds) throw std::invalid_argument("not what the kernel was compiled for");
+}
+
+// A tensor that the caller owns.
+struct View {
+  explicit View(AtenTensorHandle tensor) {
+    void* at = nullptr;
+    require(aoti_torch_get_data_ptr(tensor, &at) == 0 && aoti_torch_get_dim(tensor, &rank) == 0 &&
+            aoti_torch_get_sizes(tensor, &sizes) == 0 && aoti_torch_get_strides(tensor, &strides) == 0 &&
+            aoti_torch_get_dtype(tensor, &dtype) == 0);
+    data = static_cast<float*>(at);
+  }
+
+  void require_float(std::int64_t of_rank) const { require(rank == of_rank && dtype == aoti_torch_dtype_float32()); }
+
+  float* data = nullptr;
+  std::int64_t rank = 0;
+  std::int64_t* sizes = nullptr;
+  std::int64_t* strides = nullptr;
+  std::int32_t dtype = 0;
+};
+
+inline View empty(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides, AtenTensorHandle* out) {
+  require(aoti_torch_empty_strided(rank, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
+                                   out) == 0);
+  return View(*out);
+}
+
+// What `kernel` throws is a failure for the caller, who knows no exceptions.
+template <class Kernel>
+std::int32_t guarded(const Kernel& kernel) noexcept {
+  try {
+    kernel();
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+}  // namespace mctl
+
+#define MCTL_ENTRY extern "C" __attribute__((visibility("default")))

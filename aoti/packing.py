@@ -1,0 +1,26 @@
+"""Weights in the order in which the kernels read them: panels of 32 outputs (kernels/product.h says why)."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PANEL = 32  # outputs
+
+
+def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[n, k] to [ceil(n / 32), k, 32], outputs filled up with zeros."""
+    n, k = weight.shape
+    panels = -(-n // PANEL)
+    return pad(weight, (0, 0, 0, panels * PANEL - n)).view(panels, PANEL, k).transpose(1, 2).to(dtype).contiguous()
+
+
+def pack_conv2d(weight: Tensor, groups: int) -> Tensor:
+    """[n, c / groups, kh, kw] to [groups, ceil(n / groups / 32), kh * kw * c / groups, 32], channels innermost.
+
+    Depthwise weights (c = n = groups) are [1, 1, kh * kw, n].
+    """
+    n, c, kh, kw = weight.shape
+    if c == 1 and n == groups > 1:
+        return weight.view(n, kh * kw).t().contiguous().view(1, 1, kh * kw, n)
+    rows = weight.permute(0, 2, 3, 1).reshape(groups, n // groups, kh * kw * c)
+    return torch.stack([pack_linear(group) for group in rows])

@@ -1,0 +1,332 @@
+"""mctl's kernels beside torch in float64, for several instruction sets, over a host that is not torch."""
+
+import ctypes
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mctl.aoti import kernel_library, packing
+from mctl.aoti.ops import Activation
+from mctl.aoti.workspace import find_compiler
+from mctl.bundle_format.errors import CompileError
+from mctl.bundle_format.host import LEVELS, cpu_features
+
+HOST = Path(__file__).parent / "kernel_host.cc"
+MARCHES = [m for m in ("native", "x86-64-v2", "x86-64-v3") if cpu_features() >= {*LEVELS.get(m, ())}]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.NONE: lambda x: x,
+    Activation.RELU: F.relu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    Activation.SILU: F.silu,
+    Activation.TANH: torch.tanh,
+    Activation.SIGMOID: torch.sigmoid,
+}
+DTYPES = {torch.float32: 6, torch.bool: 11}
+Handle = ctypes.c_void_p
+
+
+class Refused(Exception):
+    """The kernel said that it failed."""
+
+
+class Kernels:
+    """The kernels in a library of their own."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.library.host_tensor.restype = Handle
+        self.library.host_fence_holds.restype = ctypes.c_bool
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, act: int = 0
+    ) -> Tensor:
+        packed = packing.pack_linear(weight)
+        return self._call(
+            "linear", [x, packed], [bias, residual], [ctypes.c_int64(weight.shape[0]), ctypes.c_int64(act)]
+        )
+
+    def conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+        act: int = 0,
+    ) -> Tensor:
+        numbers: list[Any] = [ctypes.c_int64(weight.shape[0])]
+        for pair in (weight.shape[2:], stride, padding, dilation):
+            numbers += [(ctypes.c_int64 * 2)(*pair), ctypes.c_int64(2)]
+        numbers += [ctypes.c_int64(groups), ctypes.c_int64(act)]
+        return self._call("conv2d", [x, packing.pack_conv2d(weight, groups)], [bias, residual], numbers)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 0.5, causal: bool = False
+    ) -> Tensor:
+        return self._call("attention", [q, k, v], [mask], [ctypes.c_double(scale), ctypes.c_int32(causal)])
+
+    def _call(self, name: str, tensors: list[Tensor], optional: list[Tensor | None], numbers: list[Any]) -> Tensor:
+        handles = [self._handle(tensor) for tensor in tensors]
+        pointers = [None if tensor is None else ctypes.byref(self._handle(tensor)) for tensor in optional]
+        out = Handle()
+        function = getattr(self.library, f"aoti_torch_cpu_mctl_{name}")
+        if function(*handles, *pointers, *numbers, ctypes.byref(out)):
+            raise Refused
+        assert self.library.host_fence_holds(out), "it wrote beyond its output"
+        return self._tensor(out)
+
+    def _handle(self, tensor: Tensor) -> Handle:
+        rank = tensor.dim()
+        sizes, strides = (ctypes.c_int64 * rank)(*tensor.shape), (ctypes.c_int64 * rank)(*tensor.stride())
+        dtype = ctypes.c_int32(DTYPES.get(tensor.dtype, 7))
+        return Handle(self.library.host_tensor(Handle(tensor.data_ptr()), ctypes.c_int64(rank), sizes, strides, dtype))
+
+    def _tensor(self, handle: Handle) -> Tensor:
+        sizes, strides, data, rank = (
+            ctypes.POINTER(ctypes.c_int64)(),
+            ctypes.POINTER(ctypes.c_int64)(),
+            Handle(),
+            ctypes.c_int64(),
+        )
+        self.library.aoti_torch_get_dim(handle, ctypes.byref(rank))
+        self.library.aoti_torch_get_sizes(handle, ctypes.byref(sizes))
+        self.library.aoti_torch_get_strides(handle, ctypes.byref(strides))
+        self.library.aoti_torch_get_data_ptr(handle, ctypes.byref(data))
+        shape, steps = sizes[: rank.value], strides[: rank.value]
+        count = 1
+        for size in shape:
+            count *= size
+        flat = torch.frombuffer((ctypes.c_float * max(count, 1)).from_address(data.value), dtype=torch.float32)
+        made = flat[:count].as_strided(shape, steps).clone()
+        self.library.host_delete(handle)
+        return made
+
+
+@pytest.fixture(scope="module", params=MARCHES)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    folder = tmp_path_factory.mktemp("kernels")
+    archive = kernel_library.build(find_compiler(), request.param, folder)
+    library = folder / "kernels.so"
+    whole = ["-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive"]
+    subprocess.run(
+        [*find_compiler(), "-shared", "-fPIC", "-fopenmp", "-O1", str(HOST), *whole, "-o", str(library)], check=True
+    )
+    return Kernels(library)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def close(got: Tensor, wanted: Tensor, terms: int = 1) -> None:
+    """Equal to a float64 reference, but for the rounding of a sum of that many terms of about 1."""
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=1e-7 * (terms + 4), equal_nan=True)
+
+
+# m, k, n: each below, at and above the sizes that blocks, panels and vectors have
+SHAPES = [
+    *[(m, 19, 70) for m in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 24, 25, 37)],
+    *[(3, k, 33) for k in (1, 2, 63, 257)],
+    *[(5, 7, n) for n in (1, 4, 15, 16, 17, 31, 32, 64, 96, 127, 129, 300)],
+    (1, 300, 257),
+    (50, 1024, 40),  # rows that collide in the cache
+    (700, 100, 65),  # several chunks of rows
+    (130, 130, 130),  # worth a second thread, shared by rows
+    (40, 384, 384),  # shared by columns
+]
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_linear(kernels: Kernels, m: int, k: int, n: int) -> None:
+    x, weight, bias, residual = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
+    product = x.double() @ weight.double().t()
+    close(kernels.linear(x, weight), product, k)
+    close(kernels.linear(x, weight, bias, residual), product + bias + residual, k)
+
+
+def test_a_row_does_not_depend_on_the_others(kernels: Kernels) -> None:
+    """To the bit: a request's answer is the same whatever it is batched with, and on however many threads."""
+    x, weight, bias = torch.randn(200, 384), torch.randn(100, 384), torch.randn(100)
+    whole = kernels.linear(x, weight, bias, act=Activation.GELU)
+    for rows in (1, 2, 5, 8, 12, 13, 64):
+        assert torch.equal(kernels.linear(x[:rows], weight, bias, act=Activation.GELU), whole[:rows])
+
+
+@pytest.mark.parametrize("act", list(Activation), ids=lambda act: act.name.lower())
+def test_activations(kernels: Kernels, act: Activation) -> None:
+    """The identity matrix as weights: what comes out is the activation of what goes in."""
+    inf, tiny = float("inf"), 1e-42
+    special = torch.tensor([0.0, -0.0, inf, -inf, float("nan"), tiny, -tiny, 88.0, 89.0, -88.0, -104.0, 1e30, -1e30])
+    spread = torch.cat([torch.linspace(-20, 20, 4001), torch.logspace(-20, 2, 500), -torch.logspace(-20, 2, 500)])
+    x = torch.cat([special, spread]).reshape(-1, 1)
+    got = kernels.linear(x, torch.ones(1, 1), act=act)
+    wanted = ACTIVATIONS[act](x.double())
+    as_float = ACTIVATIONS[act](x)
+    if act is Activation.GELU:
+        as_float[x == inf] = inf  # torch's own vectors give NaN there
+    assert torch.equal(got.isnan(), as_float.isnan()) and torch.equal(got.isinf(), as_float.isinf())
+    finite = as_float.isfinite()
+    torch.testing.assert_close(got[finite].double(), wanted[finite], rtol=1e-6, atol=3e-7)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(3, 4, 5, 7),
+        torch.randn(7),
+        torch.randn(1, 1, 7),
+        torch.randn(6, 9)[:, 1:8],  # rows with something between them
+        torch.randn(4, 3, 7).transpose(0, 1),  # rows in another order
+        torch.randn(7, 6).t(),  # columns with something between them
+        torch.randn(5, 1).expand(5, 7),
+        torch.randn(7).expand(5, 7),
+        torch.randn(0, 7),
+    ],
+    ids=lambda x: f"{tuple(x.shape)}-{x.stride()}",
+)
+def test_linear_takes_any_strides(kernels: Kernels, x: Tensor) -> None:
+    weight = torch.randn(10, 7)
+    residual = torch.randn(10, *x.shape[:-1]).movedim(0, -1)
+    got = kernels.linear(x, weight, None, residual)
+    close(got, F.linear(x.double(), weight.double()) + residual, 7)
+    assert got.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "options"),
+    [
+        ((2, 3, 9, 11), (16, 3, 3, 3), {}),
+        ((2, 3, 9, 11), (16, 3, 3, 3), {"padding": (1, 1)}),
+        ((1, 5, 12, 7), (33, 5, 3, 2), {"stride": (2, 3), "padding": (2, 1)}),
+        ((1, 5, 17, 19), (4, 5, 3, 3), {"dilation": (2, 3), "padding": (4, 0)}),
+        ((3, 40, 5, 6), (70, 40, 1, 1), {}),
+        ((3, 40, 5, 6), (10, 40, 1, 1), {"stride": (2, 2)}),
+        ((2, 6, 8, 8), (9, 2, 3, 3), {"groups": 3, "padding": (1, 1)}),
+        ((2, 6, 5, 5), (12, 1, 3, 3), {"groups": 6}),  # two outputs a channel
+        ((2, 37, 8, 9), (37, 1, 3, 3), {"groups": 37, "padding": (1, 1)}),
+        ((2, 16, 9, 8), (16, 1, 5, 3), {"groups": 16, "stride": (2, 1), "dilation": (1, 2), "padding": (2, 2)}),
+        ((1, 1, 1, 1), (1, 1, 1, 1), {}),
+        ((1, 2, 4, 4), (3, 2, 3, 3), {"padding": (5, 5)}),  # outputs that see nothing but padding
+        ((4, 32, 40, 40), (32, 32, 3, 3), {"padding": (1, 1)}),  # worth a second thread
+        ((0, 3, 8, 8), (4, 3, 3, 3), {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+def test_conv2d(kernels: Kernels, shape: Any, weight: Any, options: Any, layout: Any) -> None:
+    x, w = torch.randn(shape).contiguous(memory_format=layout), torch.randn(weight)
+    wanted = F.conv2d(x.double(), w.double(), **options)
+    terms = w[0].numel()
+    got = kernels.conv2d(x, w, **options)
+    close(got, wanted, terms)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    bias, residual = torch.randn(weight[0]), torch.randn(wanted.shape).contiguous(memory_format=layout)
+    full = torch.relu(wanted + bias.double()[:, None, None] + residual)
+    close(kernels.conv2d(x, w, bias, residual, act=Activation.RELU, **options), full, terms)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else None
+    masks = [m if m.dtype == torch.bool else m.double() for m in (mask, allowed) if m is not None]
+    joined = None
+    for m in masks:
+        bias = torch.zeros(m.shape, dtype=torch.float64).masked_fill(~m, float("-inf")) if m.dtype == torch.bool else m
+        joined = bias if joined is None else joined + bias
+    scores = q.double() @ k.double().transpose(2, 3) * 0.5
+    return torch.nan_to_num((scores if joined is None else scores + joined).softmax(-1)) @ v.double()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("b", "h", "l", "s", "e", "d"),
+    [
+        (1, 1, 1, 1, 1, 1),
+        (2, 3, 5, 5, 7, 7),
+        (1, 2, 33, 47, 33, 20),
+        (2, 2, 50, 31, 64, 80),
+        (1, 1, 1, 300, 32, 32),
+        (1, 1, 200, 130, 40, 40),  # fewer heads than threads
+        (3, 4, 100, 100, 32, 32),
+    ],
+)
+def test_attention(kernels: Kernels, b: int, h: int, l: int, s: int, e: int, d: int, causal: bool) -> None:  # noqa: E741
+    q, k, v = torch.randn(b, h, l, e), torch.randn(b, h, s, e), torch.randn(b, h, s, d)
+    got = kernels.attention(q, k, v, causal=causal)
+    close(got, reference(q, k, v, None, causal), e + s)
+    assert got.transpose(1, 2).is_contiguous()
+    for mask in (
+        torch.rand(b, h, l, s) > 0.3,
+        torch.rand(b, 1, 1, s) > 0.3,
+        torch.randn(1, 1, l, s),
+        torch.randn(b, h, 1, s),
+        torch.randn(s, l).t()[None, None],
+        torch.zeros(b, 1, l, s, dtype=torch.bool),  # nothing is looked at: zeros, as torch gives
+        torch.full((1, 1, 1, s), float("-inf")),
+    ):
+        close(kernels.attention(q, k, v, mask, causal=causal), reference(q, k, v, mask, causal), e + s)
+
+
+def test_attention_takes_heads_where_a_linear_layer_left_them(kernels: Kernels) -> None:
+    whole = torch.randn(2, 17, 3 * 4 * 8)
+    q, k, v = (part.view(2, 17, 4, 8).transpose(1, 2) for part in whole.chunk(3, dim=2))
+    close(kernels.attention(q, k, v), reference(q, k, v, None, False), 8)
+
+
+def test_what_torch_gives_for_a_row_that_looks_at_nothing() -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = F.scaled_dot_product_attention(q, q, q, torch.zeros(1, 1, 4, 4, dtype=torch.bool))
+    assert torch.equal(made, torch.zeros(1, 1, 4, 8))
+
+
+def test_a_nan_stays_where_it_is(kernels: Kernels) -> None:
+    x, weight = torch.randn(20, 40), torch.randn(50, 40)
+    x[7, 3] = float("nan")
+    assert kernels.linear(x, weight).isnan().any(1).nonzero().flatten().tolist() == [7]
+    q = torch.randn(1, 1, 60, 8)
+    q[0, 0, 50, 0] = float("nan")
+    assert kernels.attention(q, torch.randn(1, 1, 40, 8), torch.randn(1, 1, 40, 8)).isnan().any(3).sum() == 1
+
+
+def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    for call in (
+        lambda: kernels.linear(x.double(), weight),
+        lambda: kernels.linear(torch.randn(3, 9), weight),
+        lambda: kernels.linear(x, weight, torch.randn(5)),
+        lambda: kernels.linear(x, weight, None, torch.randn(2, 4)),
+        lambda: kernels.conv2d(torch.randn(1, 2, 4, 4), torch.randn(3, 2, 5, 5)),
+        lambda: kernels.conv2d(torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3)),
+        lambda: kernels.attention(torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)),
+        lambda: kernels.attention(*[torch.randn(1, 2, 3, 4)] * 3, torch.randn(1, 1, 3, 2)),
+    ):
+        with pytest.raises(Refused):
+            call()
+    kernels.library.host_refuse(True)
+    try:
+        with pytest.raises(Refused):
+            kernels.linear(x, weight)
+    finally:
+        kernels.library.host_refuse(False)
+
+
+def test_a_compiler_that_is_too_old_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="refuses mctl's kernels") as caught:
+        kernel_library.build(["g++"], "no-such-machine", tmp_path)
+    assert "CXX" in (caught.value.hint or "")
+    with pytest.raises(CompileError, match="cannot run `no-such-compiler`"):
+        kernel_library.build(["no-such-compiler"], "native", tmp_path)
