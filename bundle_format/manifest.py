@@ -132,6 +132,7 @@ class Manifest(Strict, frozen=True):
     variants: tuple[Variant, ...] = ()
     curve: tuple[Measured, ...] = ()  # what batches cost: a server begins with it
     parity: Literal["pass", "skipped"] | None = None
+    standalone: bool = False  # checked without libtorch: mctl's own C library has all that the variants import
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
     notes: tuple[str, ...] = ()  # what export or compile had to say
 
@@ -202,6 +203,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_bundle(manifest)
     elif manifest.target or manifest.variants or manifest.buckets or manifest.curve or manifest.parity:
         raise BundleError("the manifest of a program has no target, variants, buckets, curve or parity")
+    elif manifest.standalone:
+        raise BundleError("a program is not `standalone`: that is said of compiled code")
 
 
 def _validate_bundle(manifest: Manifest) -> None:

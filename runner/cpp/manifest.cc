@@ -147,6 +147,7 @@ void read_record(Fields& fields, Manifest& manifest, std::string& fault) {
   if (const auto* exporter = fields.nullable("exporter")) read_producer(*exporter, "exporter", fault);
   if (const auto* source = fields.find("source")) read_source(*source, fault);
   if (fields.nullable("parity") != nullptr) fields.word("parity", {"pass", "skipped"});
+  manifest.standalone = fields.boolean("standalone", false);
   fields.each_key("preprocessing", false, [](const auto&...) {});
   read_texts(fields, "notes", false, fault);
 }

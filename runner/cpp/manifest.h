@@ -54,6 +54,7 @@ struct Measured {
 
 struct Manifest {
   std::string name, version, torch;  // torch: producer.torch
+  bool standalone = false;           // runs through the shim, without libtorch
   Contract contract;
   Target target;
   std::map<std::string, std::vector<std::int64_t>> buckets;

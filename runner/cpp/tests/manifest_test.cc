@@ -71,6 +71,7 @@ BOOST_AUTO_TEST_CASE(one_fault_at_a_time) {
        "unknown manifest schema `mctl.bundle/2`: it was made by another version of mctl"},
       {"/schema", "-", "it has no schema"},
       {"/parity", R"("maybe")", "manifest.parity is none of the words that are known"},
+      {"/standalone", "1", "manifest.standalone is no boolean"},
       {"/source/seed", "1.5", "source.seed is no integer of 64 bits"},
       {"/source/seed", "18446744073709551615", "it has a number beyond 64 bits"},
       {"/producer/flags", "{}", "producer.flags is no list"},
