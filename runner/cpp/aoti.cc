@@ -1,14 +1,13 @@
 #include "aoti.h"
 
 #include <dlfcn.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
+#include "dl.h"
 #include "tensor_copy.h"
 #include "unnamed_file.h"
 
@@ -17,23 +16,6 @@ namespace {
 
 Error host(std::string text) { return {Code::host, std::move(text)}; }
 Error damaged(std::string text) { return {Code::damaged, std::move(text)}; }
-
-std::string dl_error() {
-  const char* text = dlerror();
-  return text != nullptr ? text : "unknown error";
-}
-
-// dlopen() does not say why memory could not be had.
-std::string cause_of(std::string text) {
-  if (text.find("failed to map segment") == std::string::npos) return text;
-  return text + "; is there a limit of memory (`ulimit -v`), or is the folder mounted `noexec`?";
-}
-
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
 
 // Strides of row-major order.
 std::vector<std::int64_t> row_major(std::span<const std::int64_t> sizes) {
@@ -64,19 +46,6 @@ std::string described(std::string_view dtype, std::span<const std::int64_t> shap
   return text + (shape.empty() ? "[]" : "]");
 }
 
-// Text of an error that ends with where in torch it was noticed: the first line says what.
-std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
-
-// What OpenMP and MKL start with: later calls do not reach all of it. Idle OpenMP threads go to sleep soon: on cores
-// that are shared, as with the front, spinning takes the time of the thread that they wait for (measured: 4 times
-// slower).
-void set_environment(int threads) {
-  const std::string number = std::to_string(threads);
-  setenv("OMP_NUM_THREADS", number.c_str(), 1);
-  setenv("MKL_NUM_THREADS", number.c_str(), 1);
-  if (getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "1000", 0);
-}
-
 Status write_all(int fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = write(fd, bytes.data(), bytes.size());
@@ -89,70 +58,12 @@ Status write_all(int fd, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-// --- libtorch -------------------------------------------------------------------------------------------------------
-
-Result<Libtorch> Libtorch::load(const std::string& path, int threads) {
-  struct stat status;
-  const bool folder = stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-  set_environment(threads);
-  Libtorch libtorch;
-  libtorch.handle_ = dlopen((folder ? path + "/libtorch_cpu.so" : path).c_str(), RTLD_LAZY | RTLD_GLOBAL);
-  if (libtorch.handle_ == nullptr) return host("cannot load libtorch: " + cause_of(dl_error()));
-  if (auto found = libtorch.look_up(); !found) return found.error();
-  libtorch.set_threads(threads);
-  return libtorch;
-}
-
-Status Libtorch::look_up() {
-  std::int32_t (*cpu)() = nullptr;
-  const bool found =
-      find(handle_, "aoti_torch_create_tensor_from_blob", calls_.create) &&
-      find(handle_, "aoti_torch_delete_tensor_object", calls_.remove) &&
-      find(handle_, "aoti_torch_get_data_ptr", calls_.data) && find(handle_, "aoti_torch_get_dim", calls_.rank) &&
-      find(handle_, "aoti_torch_get_sizes", calls_.sizes) && find(handle_, "aoti_torch_get_strides", calls_.strides) &&
-      find(handle_, "aoti_torch_get_dtype", calls_.dtype) &&
-      find(handle_, "aoti_torch_grad_mode_set_enabled", calls_.set_grad_mode) &&
-      find(handle_, "torch_exception_get_what_without_backtrace", calls_.what) &&
-      find(handle_, "aoti_torch_device_type_cpu", cpu);
-  if (!found) return host("this libtorch lacks what the runner needs: " + dl_error());
-  cpu_ = cpu();
-  for (std::size_t i = 0; i < dtypes_.size(); ++i) {
-    std::int32_t (*number)() = nullptr;
-    const std::string name = "aoti_torch_dtype_" + std::string(name_of(static_cast<Dtype>(i)));
-    if (!find(handle_, name.c_str(), number)) return host("this libtorch lacks `" + name + "`");
-    dtypes_[i] = number();
-  }
-  find(handle_, "omp_set_num_threads", calls_.set_omp_threads);
-  return Done{};
-}
-
-bool Libtorch::has(const std::string& symbol) const { return dlsym(handle_, symbol.c_str()) != nullptr; }
-
-void Libtorch::set_threads(int threads) const {
-  if (calls_.set_omp_threads != nullptr) calls_.set_omp_threads(threads);
-}
-
-std::string Libtorch::last_error() const {
-  const char* text = calls_.what();
-  return text != nullptr ? text : "";
-}
-
-Result<AtenTensor> Libtorch::tensor(void* data, Dtype dtype, std::span<const std::int64_t> sizes,
-                                    std::span<const std::int64_t> strides) const {
-  AtenTensor tensor = nullptr;
-  const auto number = dtypes_[static_cast<std::size_t>(dtype)];
-  if (calls_.create(data, static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(), 0, number, cpu_, 0,
-                    &tensor) != 0)
-    return Error{Code::internal, "torch made no tensor: " + first_line(last_error())};
-  return tensor;
-}
-
 // --- a variant ------------------------------------------------------------------------------------------------------
 
-Result<Model> Model::load(const Libtorch& libtorch, const Contract& contract, const Variant& variant,
+Result<Model> Model::load(const HostLibrary& library, const Contract& contract, const Variant& variant,
                           std::span<const std::byte> code, Weights& weights) {
   Model model;
-  model.libtorch_ = &libtorch;
+  model.host_ = &library;
   model.contract_ = &contract;
   model.variant_ = &variant;
   if (auto opened = model.open(code); !opened) return opened.error();
@@ -165,14 +76,14 @@ Result<Model> Model::load(const Libtorch& libtorch, const Contract& contract, co
 
 Model::~Model() {
   if (container_ != nullptr) calls_.remove(container_);
-  if (libtorch_ != nullptr)
+  if (host_ != nullptr)
     for (auto* tensors : {&inputs_, &outputs_, &constants_}) delete_all(*tensors);
   // The library stays: threads that OpenMP keeps may still be inside it.
   if (fd_ >= 0) close(fd_);
 }
 
 void Model::swap(Model& other) noexcept {
-  std::swap(libtorch_, other.libtorch_);
+  std::swap(host_, other.host_);
   std::swap(contract_, other.contract_);
   std::swap(variant_, other.variant_);
   std::swap(fd_, other.fd_);
@@ -199,18 +110,19 @@ Status Model::open(std::span<const std::byte> code) {
 }
 
 Status Model::look_up() {
-  const bool found = find(library_, "AOTInductorModelContainerCreateWithDevice", calls_.create) &&
-                     find(library_, "AOTInductorModelContainerDelete", calls_.remove) &&
-                     find(library_, "AOTInductorModelContainerRunSingleThreaded", calls_.run) &&
-                     find(library_, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", calls_.update) &&
-                     find(library_, "AOTInductorModelContainerGetNumConstants", calls_.count_constants) &&
-                     find(library_, "AOTInductorModelContainerGetNumInputs", calls_.count_inputs) &&
-                     find(library_, "AOTInductorModelContainerGetNumOutputs", calls_.count_outputs) &&
-                     find(library_, "AOTInductorModelContainerGetConstantName", calls_.constant_name) &&
-                     find(library_, "AOTInductorModelContainerGetConstantOriginalFQN", calls_.constant_fqn) &&
-                     find(library_, "AOTInductorModelContainerGetConstantFromFolded", calls_.constant_folded) &&
-                     find(library_, "AOTInductorModelContainerGetConstantDtype", calls_.constant_dtype) &&
-                     find(library_, "AOTInductorGetLastError", calls_.last_error);
+  const bool found =
+      find_symbol(library_, "AOTInductorModelContainerCreateWithDevice", calls_.create) &&
+      find_symbol(library_, "AOTInductorModelContainerDelete", calls_.remove) &&
+      find_symbol(library_, "AOTInductorModelContainerRunSingleThreaded", calls_.run) &&
+      find_symbol(library_, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", calls_.update) &&
+      find_symbol(library_, "AOTInductorModelContainerGetNumConstants", calls_.count_constants) &&
+      find_symbol(library_, "AOTInductorModelContainerGetNumInputs", calls_.count_inputs) &&
+      find_symbol(library_, "AOTInductorModelContainerGetNumOutputs", calls_.count_outputs) &&
+      find_symbol(library_, "AOTInductorModelContainerGetConstantName", calls_.constant_name) &&
+      find_symbol(library_, "AOTInductorModelContainerGetConstantOriginalFQN", calls_.constant_fqn) &&
+      find_symbol(library_, "AOTInductorModelContainerGetConstantFromFolded", calls_.constant_folded) &&
+      find_symbol(library_, "AOTInductorModelContainerGetConstantDtype", calls_.constant_dtype) &&
+      find_symbol(library_, "AOTInductorGetLastError", calls_.last_error);
   if (!found) return damaged("variant `" + variant_->name + "` is no AOTInductor library: " + dl_error());
   return Done{};
 }
@@ -253,13 +165,13 @@ Result<AtenTensor> Model::constant(std::size_t index, const std::string& name, W
   if (!tensor) return tensor.error();
   std::int32_t dtype = 0;
   if (calls_.constant_dtype(container_, index, &dtype) != 0) return failed();
-  if (dtype != libtorch_->dtypes_[static_cast<std::size_t>(tensor->dtype)])
+  if (dtype != host_->dtypes_[static_cast<std::size_t>(tensor->dtype)])
     return damaged(where + " is another dtype in the weights than in the library");
   const auto strides = listed->second.stride.empty() ? row_major(tensor->shape) : listed->second.stride;
   const std::size_t item = item_size(tensor->dtype);
   if (!fits(tensor->shape, strides, static_cast<std::int64_t>(tensor->data.size() / item)))
     return damaged(where + " has strides that reach beyond its tensor");
-  return libtorch_->tensor(tensor->data.data(), tensor->dtype, tensor->shape, strides);
+  return host_->tensor(tensor->data.data(), tensor->dtype, tensor->shape, strides);
 }
 
 // --- a call ---------------------------------------------------------------------------------------------------------
@@ -281,7 +193,7 @@ Status Model::run(std::span<const std::int64_t> dims, std::span<std::byte* const
 Status Model::make_inputs(std::span<const std::int64_t> dims, std::span<std::byte* const> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto shape = shape_of(contract_->inputs[i], dims);
-    const auto tensor = shape ? libtorch_->tensor(inputs[i], contract_->inputs[i].dtype, *shape, row_major(*shape))
+    const auto tensor = shape ? host_->tensor(inputs[i], contract_->inputs[i].dtype, *shape, row_major(*shape))
                               : Result<AtenTensor>(shape.error());
     if (!tensor) {
       delete_all(inputs_);
@@ -297,7 +209,7 @@ Status Model::take_output(const Tensor& declared, AtenTensor tensor, std::span<c
   const auto wanted = shape_of(declared, dims);
   if (!wanted) return wanted.error();
   const auto bytes = bytes_of(declared.dtype, *wanted);
-  const auto& calls = libtorch_->calls_;
+  const auto& calls = host_->calls_;
   void* data = nullptr;
   std::int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   std::int32_t dtype = 0;
@@ -305,7 +217,7 @@ Status Model::take_output(const Tensor& declared, AtenTensor tensor, std::span<c
       calls.sizes(tensor, &sizes) != 0 || calls.strides(tensor, &strides) != 0 || calls.data(tensor, &data) != 0)
     return Error{Code::model, "the model gave no tensor for output '" + declared.name + "'"};
   const std::span shape(sizes, static_cast<std::size_t>(rank));
-  const auto& dtypes = libtorch_->dtypes_;
+  const auto& dtypes = host_->dtypes_;
   const auto known = std::find(dtypes.begin(), dtypes.end(), dtype);
   if (known != dtypes.begin() + static_cast<std::ptrdiff_t>(declared.dtype) || !std::ranges::equal(shape, *wanted)) {
     const auto name = known != dtypes.end() ? name_of(static_cast<Dtype>(known - dtypes.begin())) : "another dtype";
@@ -321,7 +233,7 @@ Status Model::take_output(const Tensor& declared, AtenTensor tensor, std::span<c
 
 void Model::delete_all(std::vector<AtenTensor>& tensors) const {
   for (const AtenTensor tensor : tensors)
-    if (tensor != nullptr) libtorch_->calls_.remove(tensor);
+    if (tensor != nullptr) host_->calls_.remove(tensor);
   tensors.clear();
 }
 
@@ -330,7 +242,7 @@ Error Model::failed() const {
   const char* text = nullptr;
   std::string error = calls_.last_error(&text) == 0 && text != nullptr ? text : "";
   if (error.empty() || error.find("API call failed") != std::string::npos)
-    if (const auto cause = libtorch_->last_error(); !cause.empty()) error = cause;
+    if (const auto cause = host_->last_error(); !cause.empty()) error = cause;
   return {Code::model, error.empty() ? "the model failed and did not say why" : first_line(error)};
 }
 

@@ -1,9 +1,7 @@
-// Compiled variants, spoken to through AOTInductor's two plain C interfaces alone: no torch headers, no link to torch.
-// What a library exports: torch/csrc/inductor/aoti_runtime/interface.h; what it imports of libtorch, and what makes
-// tensors here: torch/csrc/inductor/aoti_torch/c/shim.h.
+// Compiled variants, spoken to through the plain C interface that each exports alone:
+// torch/csrc/inductor/aoti_runtime/interface.h.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,54 +9,18 @@
 #include <vector>
 
 #include "contract.h"
+#include "host_library.h"
 #include "manifest.h"
 #include "result.h"
 #include "weights.h"
 
 namespace mctl {
 
-using AtenTensor = struct AtenTensorOpaque*;
-
-// libtorch_cpu, made global for the variants that are loaded later. It stays for the life of the process.
-class Libtorch {
- public:
-  // `path`: the folder that holds libtorch_cpu.so, or the file. `threads`: of OpenMP, for what libtorch starts.
-  static Result<Libtorch> load(const std::string& path, int threads);
-
-  bool has(const std::string& symbol) const;
-  void set_threads(int threads) const;  // of the calling thread's parallel regions
-  std::string last_error() const;       // of the calling thread; empty if this libtorch does not tell
-
-  Result<AtenTensor> tensor(void* data, Dtype dtype, std::span<const std::int64_t> sizes,
-                            std::span<const std::int64_t> strides) const;
-
- private:
-  friend class Model;
-  Status look_up();
-
-  void* handle_ = nullptr;
-  std::array<std::int32_t, 13> dtypes_{};  // torch's number of each Dtype
-  std::int32_t cpu_ = 0;
-  struct Calls {
-    int (*create)(void* data, std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
-                  std::int64_t offset, std::int32_t dtype, std::int32_t device, std::int32_t device_index, AtenTensor*);
-    int (*remove)(AtenTensor);
-    int (*data)(AtenTensor, void**);
-    int (*rank)(AtenTensor, std::int64_t*);
-    int (*sizes)(AtenTensor, std::int64_t**);
-    int (*strides)(AtenTensor, std::int64_t**);
-    int (*dtype)(AtenTensor, std::int32_t*);
-    void (*set_grad_mode)(bool);
-    const char* (*what)();
-    void (*set_omp_threads)(int);  // of the libgomp that libtorch uses; null where it uses none
-  } calls_{};
-};
-
 // One compiled library with its constants. One thread at a time may run it.
 class Model {
  public:
-  // `code` is the library, already verified. libtorch, contract, variant and weights have to outlive the model.
-  static Result<Model> load(const Libtorch& libtorch, const Contract& contract, const Variant& variant,
+  // `code` is the variant's, already verified. library, contract, variant and weights have to outlive the model.
+  static Result<Model> load(const HostLibrary& library, const Contract& contract, const Variant& variant,
                             std::span<const std::byte> code, Weights& weights);
   Model(Model&& other) noexcept { swap(other); }
   Model& operator=(Model&& other) noexcept {
@@ -107,7 +69,7 @@ class Model {
   void delete_all(std::vector<AtenTensor>& tensors) const;
   Error failed() const;
 
-  const Libtorch* libtorch_ = nullptr;
+  const HostLibrary* host_ = nullptr;
   const Contract* contract_ = nullptr;
   const Variant* variant_ = nullptr;
   int fd_ = -1;  // kept open: dlopen knows a library by its name, and the descriptor's number is the name

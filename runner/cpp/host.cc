@@ -103,13 +103,16 @@ Status check_host(const Manifest& manifest, const Host& host) {
                 "compile the program again with `--target native`");
 }
 
-Status check_libraries(const Manifest& manifest, const Libtorch& libtorch) {
+Status check_libraries(const Manifest& manifest, const HostLibrary& library) {
   if (auto glibcxx = check_version("libstdc++", manifest.target.glibcxx, newest_glibcxx()); !glibcxx) return glibcxx;
   std::vector<std::string> missing;
   for (const Variant& variant : manifest.variants)
     for (const auto& symbol : variant.imports)
-      if (!libtorch.has(symbol)) missing.push_back(symbol);
+      if (!library.has(symbol)) missing.push_back(symbol);
   if (missing.empty()) return Done{};
+  if (library.is_shim())
+    return cannot("mctl's shim lacks " + listed(missing),
+                  "name a libtorch with `--libtorch`, or serve it with a newer mctl");
   return cannot("the libtorch at hand lacks " + listed(missing),
                 "compile the program again with this torch, or install torch " + manifest.torch);
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "aoti.h"
+#include "host_library.h"
 #include "manifest.h"
 #include "result.h"
 
@@ -21,8 +21,8 @@ Host this_host();
 // "a.b.c" against "a.b.d", number by number.
 bool older(std::string_view version, std::string_view than);
 
-// What can be said before libtorch is loaded, and after. Code::host says what is missing and what to do.
+// What can be said before the host library is loaded, and after. Code::host says what is missing and what to do.
 Status check_host(const Manifest& manifest, const Host& host);
-Status check_libraries(const Manifest& manifest, const Libtorch& libtorch);
+Status check_libraries(const Manifest& manifest, const HostLibrary& library);
 
 }  // namespace mctl

@@ -11,15 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
-#include <optional>
 #include <vector>
 
-#include "aoti.h"
-#include "archive.h"
-#include "host.h"
 #include "json.h"
+#include "loaded.h"
 #include "safetensors.h"
-#include "weights.h"
 
 namespace mctl {
 namespace {
@@ -48,29 +44,9 @@ class Bench {
 
   Status load() {
     if (file_.fd < 0) return Error{Code::damaged, "cannot open `" + options_.bundle + "`: " + std::strerror(errno)};
-    auto archive = Archive::open(file_.fd);
-    if (!archive) return archive.error();
-    auto manifest = read_manifest(*archive);
-    if (!manifest) return manifest.error();
-    manifest_ = *std::move(manifest);
-    if (auto fits = check_host(manifest_, this_host()); !fits) return fits;
-    auto weights = Weights::map(*archive);
-    if (!weights) return weights.error();
-    weights_ = *std::move(weights);
-    auto libtorch = Libtorch::load(options_.libtorch, options_.threads);
-    if (!libtorch) return libtorch.error();
-    libtorch_ = *std::move(libtorch);
-    if (auto fits = check_libraries(manifest_, *libtorch_); !fits) return fits;
-    for (const Variant& variant : manifest_.variants) {
-      const auto code = archive->read(variant.library, SIZE_MAX);
-      if (!code) return code.error();
-      const auto bytes = std::as_bytes(std::span(*code));
-      if (auto same = verify(manifest_, variant.library, bytes); !same) return same;
-      auto model = Model::load(*libtorch_, manifest_.contract, variant, bytes, weights_);
-      if (!model) return model.error();
-      models_.push_back(*std::move(model));
-    }
-    return Done{};
+    if (auto opened = bundle_.open(file_.fd); !opened) return opened;
+    if (auto runs = bundle_.verify(false); !runs) return runs;
+    return bundle_.load(options_.libtorch, options_.threads);
   }
 
   Result<std::vector<std::int64_t>> obey(const std::string& line) {
@@ -112,7 +88,7 @@ class Bench {
                                       [&](const Variant& v) { return v.name == ask.variant; });
     if (variant == manifest_.variants.end() || !covers(*variant, manifest_.contract, ask.dims))
       return Error{Code::usage, "no variant `" + ask.variant + "` covers these sizes"};
-    Model& model = models_[static_cast<std::size_t>(variant - manifest_.variants.begin())];
+    const auto index = static_cast<std::size_t>(variant - manifest_.variants.begin());
     std::vector<std::byte*> inputs;
     for (const Tensor& declared : manifest_.contract.inputs) {
       const auto tensor = tensors.find("input." + declared.name);
@@ -129,13 +105,12 @@ class Bench {
       memory.emplace_back(*bytes);
     }
     const std::vector<std::span<std::byte>> outputs(memory.begin(), memory.end());
-    libtorch_->set_threads(variant->threads > 0 ? variant->threads : options_.threads);
-    weights_.reset();
+    bundle_.reset();
     std::vector<std::int64_t> took;
     const auto until = Clock::now() + std::chrono::duration<double>(ask.seconds);
     do {
       const auto begun = Clock::now();
-      if (auto ran = model.run(ask.dims, inputs, outputs); !ran) return ran.error();
+      if (auto ran = bundle_.run(index, ask.dims, inputs, outputs); !ran) return ran.error();
       took.push_back((Clock::now() - begun) / std::chrono::nanoseconds(1));
     } while (static_cast<std::int64_t>(took.size()) < ask.calls && Clock::now() < until);
     return took;
@@ -143,10 +118,8 @@ class Bench {
 
   const MeasureOptions& options_;
   const File file_;
-  Manifest manifest_;
-  Weights weights_;
-  std::optional<Libtorch> libtorch_;
-  std::vector<Model> models_;
+  Loaded bundle_;
+  const Manifest& manifest_ = bundle_.manifest();
 };
 
 void answer(const json::object& object) { std::cout << json::serialize(object) << std::endl; }

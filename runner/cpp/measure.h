@@ -8,7 +8,7 @@ namespace mctl {
 
 struct MeasureOptions {
   std::string bundle;
-  std::string libtorch;  // folder that holds libtorch_cpu.so, or the file itself
+  std::string libtorch;  // as HostLibrary::load takes it
   int threads = 1;       // OpenMP threads of a variant that doesn't set its own
 };
 

@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <limits>
 #include <string_view>
 #include <variant>
@@ -122,7 +121,6 @@ Status take(ServeOptions& options, std::span<const std::string> words, std::size
 
 Result<ServeOptions> parse_serve_options(std::span<const std::string> words) {
   ServeOptions options;
-  if (const char* path = std::getenv("MCTL_LIBTORCH")) options.libtorch = path;
   for (std::size_t index = 0; index < words.size();) {
     if (words[index].starts_with("--")) {
       if (auto done = take(options, words, index); !done) return done.error();

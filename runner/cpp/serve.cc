@@ -91,11 +91,14 @@ HttpLimits http_limits(const ServeOptions& options) {
   return limits;
 }
 
-WorkerSettings worker_settings(const ServeOptions& options, int bundle_fd, std::optional<std::int64_t> max_rows) {
+WorkerSettings worker_settings(const ServeOptions& options, bool standalone, int bundle_fd,
+                               std::optional<std::int64_t> max_rows) {
   WorkerSettings settings;
   settings.instances = static_cast<std::size_t>(options.instances);
   settings.bundle_fd = bundle_fd;
-  settings.libtorch = options.libtorch;
+  settings.libtorch = options.libtorch;  // none for a standalone bundle, which needs none
+  if (const char* path = std::getenv("MCTL_LIBTORCH"); settings.libtorch.empty() && !standalone && path != nullptr)
+    settings.libtorch = path;
   settings.verify = options.verify;
   settings.sandbox = options.sandbox;
   settings.max_rows = max_rows;
@@ -183,7 +186,7 @@ Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_f
   if (!options.null) {
     std::optional<std::int64_t> most;
     if (packing.batch_dim()) most = batching.padded(batching.limit());
-    const WorkerSettings workers = worker_settings(options, bundle_fd, most);
+    const WorkerSettings workers = worker_settings(options, manifest.standalone, bundle_fd, most);
     supervisor_.emplace(io_, manifest, workers, metrics_);
     batcher_.emplace(io_, manifest, packing, std::move(batching), std::chrono::seconds(options.worker_timeout),
                      *supervisor_, metrics_);

@@ -13,15 +13,12 @@
 #include <optional>
 #include <vector>
 
-#include "aoti.h"
-#include "archive.h"
 #include "arena.h"
 #include "compare.h"
-#include "host.h"
 #include "layout.h"
+#include "loaded.h"
 #include "sandbox.h"
 #include "sha256.h"
-#include "weights.h"
 
 namespace mctl {
 namespace {
@@ -123,56 +120,15 @@ class Worker {
   // --- before the first request -------------------------------------------------------------------------------------
 
   Status prepare() {
-    auto archive = Archive::open(options_.bundle_fd);
-    if (!archive) return archive.error();
-    archive_ = std::move(*archive);
-    auto manifest = read_manifest(*archive_);
-    if (!manifest) return manifest.error();
-    manifest_ = std::move(*manifest);
+    if (auto opened = bundle_.open(options_.bundle_fd); !opened) return opened;
     auto arena = Arena::attach(options_.arena_fd, manifest_.contract);
     if (!arena) return arena.error();
     arena_ = std::move(*arena);
-    if (auto done = timed(Phase::verify, [&] { return verify(); }); !done) return done;
-    if (auto done = timed(Phase::load, [&] { return load(); }); !done) return done;
+    if (auto done = timed(Phase::verify, [&] { return bundle_.verify(options_.verify); }); !done) return done;
+    if (auto done = timed(Phase::load, [&] { return bundle_.load(options_.libtorch, options_.threads); }); !done)
+      return done;
     if (auto done = timed(Phase::warmup, [&] { return warm_up(); }); !done) return done;
     return timed(Phase::golden, [&] { return replay(); });
-  }
-
-  Status verify() {
-    if (auto runs = check_host(manifest_, this_host()); !runs) return runs;
-    auto weights = Weights::map(*archive_);
-    if (!weights) return weights.error();
-    weights_ = std::move(*weights);
-    for (const auto& [path, member] : manifest_.members) {
-      if (!options_.verify || is_library(path)) continue;  // code is hashed when it is loaded
-      const auto mapping = archive_->map(path);
-      if (!mapping) return mapping.error();
-      if (auto same = mctl::verify(manifest_, path, mapping->bytes()); !same) return same;
-    }
-    return Done{};
-  }
-
-  bool is_library(const std::string& path) const {
-    return std::any_of(manifest_.variants.begin(), manifest_.variants.end(),
-                       [&](const Variant& variant) { return variant.library == path; });
-  }
-
-  Status load() {
-    auto libtorch = Libtorch::load(options_.libtorch, options_.threads);
-    if (!libtorch) return libtorch.error();
-    libtorch_ = std::move(*libtorch);
-    if (auto runs = check_libraries(manifest_, *libtorch_); !runs) return runs;
-    for (const Variant& variant : manifest_.variants) {
-      // A copy, so that what was hashed is what is mapped.
-      const auto code = archive_->read(variant.library, SIZE_MAX);
-      if (!code) return code.error();
-      const auto bytes = std::as_bytes(std::span(*code));
-      if (auto same = mctl::verify(manifest_, variant.library, bytes); !same) return same;
-      auto model = Model::load(*libtorch_, manifest_.contract, variant, bytes, weights_);
-      if (!model) return model.error();
-      models_.push_back(std::move(*model));
-    }
-    return Done{};
   }
 
   // Each combination of buckets, the small ones first: one that is not reached in time is a little slower at its first
@@ -195,7 +151,7 @@ class Worker {
       }
       report_warm(dims);
     }
-    weights_.reset();
+    bundle_.reset();
     return Done{};
   }
 
@@ -248,7 +204,9 @@ class Worker {
   std::span<const Golden> golden_cases() const {
     const std::span all = manifest_.golden;
     if (!options_.replaces || all.empty()) return all;
-    const auto size = [&](const Golden& golden) { return archive_->members().find(golden.member)->second.size; };
+    const auto size = [&](const Golden& golden) {
+      return bundle_.archive().members().find(golden.member)->second.size;
+    };
     return all.subspan(static_cast<std::size_t>(std::ranges::min_element(all, {}, size) - all.begin()), 1);
   }
 
@@ -256,14 +214,14 @@ class Worker {
     for (const Golden& golden : golden_cases())
       if (auto same = replay(golden); !same)
         return Error{same.error().code, "golden case `" + golden.name + "`: " + same.error().text};
-    weights_.reset();
+    bundle_.reset();
     return Done{};
   }
 
   // Every variant that covers the case, from its first state. The inputs are used where they are mapped, the outputs go
   // to memory of their own: a case may be larger than a slot.
   Status replay(const Golden& golden) {
-    const auto mapping = archive_->map(golden.member, true);
+    const auto mapping = bundle_.archive().map(golden.member, true);
     if (!mapping) return mapping.error();
     const auto tensors = read_tensors(mapping->bytes());
     if (!tensors) return tensors.error();
@@ -283,10 +241,10 @@ class Worker {
       memory.emplace_back(*bytes);
     }
     for (auto& bytes : memory) outputs.emplace_back(bytes);
-    for (std::size_t i = 0; i < models_.size(); ++i) {
+    for (std::size_t i = 0; i < manifest_.variants.size(); ++i) {
       if (!covers(manifest_.variants[i], manifest_.contract, dims)) continue;
-      weights_.reset();
-      if (auto ran = models_[i].run(dims, inputs, outputs); !ran) return ran;
+      bundle_.reset();
+      if (auto ran = bundle_.run(i, dims, inputs, outputs); !ran) return ran;
       if (manifest_.contract.random) continue;
       if (auto same = compare(*tensors, dims, outputs); !same) return same;
     }
@@ -319,8 +277,8 @@ class Worker {
   // The model has all it needs. Where the kernel has no seccomp it runs without, and the operator hears of it.
   void confine() {
     std::string notes;
-    if (!models_.front().folder().empty())
-      notes = "note: code cannot be loaded from memory here, it went through `" + models_.front().folder() + "`\n";
+    if (!bundle_.code_folder().empty())
+      notes = "note: code cannot be loaded from memory here, it went through `" + bundle_.code_folder() + "`\n";
     if (options_.sandbox) {
       if (auto confined = mctl::confine(Role::worker); !confined)
         notes += "warning: the workers have no sandbox: " + confined.error().text + "\n";
@@ -359,16 +317,13 @@ class Worker {
   }
 
   Status run_slot(int index, std::size_t variant, const DimSizes& dims) {
-    if (variant >= models_.size()) return Error{Code::internal, "there is no such variant"};
     std::vector<std::byte*> inputs;
     std::vector<std::span<std::byte>> outputs;
     for (std::size_t i = 0; i < manifest_.contract.inputs.size(); ++i) inputs.push_back(arena_->input(index, i).data());
     for (std::size_t i = 0; i < manifest_.contract.outputs.size(); ++i) outputs.push_back(arena_->output(index, i));
-    const int threads = manifest_.variants[variant].threads;
-    libtorch_->set_threads(threads > 0 ? threads : options_.threads);
     SlotState& slot = arena_->slot(index);
     slot.begun_ns = now_ns();
-    Status ran = models_[variant].run(dims, inputs, outputs);
+    Status ran = bundle_.run(variant, dims, inputs, outputs);
     slot.ended_ns = now_ns();
     return ran;
   }
@@ -379,12 +334,9 @@ class Worker {
   }
 
   WorkerOptions options_;
-  std::optional<Archive> archive_;
-  Manifest manifest_;
+  Loaded bundle_;
+  const Manifest& manifest_ = bundle_.manifest();
   std::optional<Arena> arena_;
-  Weights weights_;
-  std::optional<Libtorch> libtorch_;
-  std::vector<Model> models_;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ struct WorkerOptions {
   int arena_fd = -1;
   int wake_fd = -1;       // eventfd: front -> worker
   int done_fd = -1;       // eventfd: worker -> front; written on every change of phase and every finished slot
-  std::string libtorch;   // folder that holds libtorch_cpu.so, or the file itself
+  std::string libtorch;   // as HostLibrary::load takes it
   int threads = 1;        // OpenMP threads of the model
   bool verify = true;     // digests of weights and golden cases (code is always hashed)
   bool replaces = false;  // one that was ready with this bundle: it is enough to replay the smallest golden case
