@@ -15,7 +15,7 @@ SERVES = sys.platform == "linux"  # elsewhere there is nothing to build
 
 
 class BuildRunner(Command):
-    """Builds and strips runner/bin/mctl-runner."""
+    """Builds and strips runner/bin/mctl-runner and the shim beside it."""
 
     description = "build mctl-runner with CMake"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
@@ -35,20 +35,21 @@ class BuildRunner(Command):
         folder = Path(self.build_temp or "build", "runner")
         settings = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DPYTHON={sys.executable}"]
         _run("cmake", "-S", HERE / "runner" / "cpp", "-B", folder, *settings)
-        _run("cmake", "--build", folder, "--target", "mctl-runner")
-        _run("cmake", "--install", folder, "--strip", "--prefix", self._binary().parent)
+        _run("cmake", "--build", folder, "--target", "mctl-runner")  # and the shim, which it depends on
+        _run("cmake", "--install", folder, "--strip", "--prefix", self._binaries()[0].parent)
 
     def get_source_files(self) -> list[str]:
         return [str(path.relative_to(HERE)) for path in sorted((HERE / "runner" / "cpp").rglob("*.*"))]
 
     def get_outputs(self) -> list[str]:
-        return [] if self.editable_mode or not SERVES else [str(self._binary())]
+        return [] if self.editable_mode or not SERVES else [str(path) for path in self._binaries()]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
 
-    def _binary(self) -> Path:
-        return Path(self.build_lib or "build", "mctl", "runner", "bin", "mctl-runner")
+    def _binaries(self) -> tuple[Path, Path]:
+        folder = Path(self.build_lib or "build", "mctl", "runner", "bin")
+        return folder / "mctl-runner", folder / "libmctl_shim.so"
 
 
 class Modules(build_py):

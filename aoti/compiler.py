@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -27,6 +27,7 @@ from .target import Machine, machine_for
 from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
 
 Progress = Callable[[str], None]
+Standalone = Literal["", "yes", "auto"]  # a bundle that needs no libtorch: not asked for, an error, a note otherwise
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
@@ -41,6 +42,7 @@ class CompileOptions:
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # beside the batch dim's powers of two
     inductor: tuple[str, ...] = ()  # KEY=VALUE
     packed: bool = True  # layers by mctl's own kernels
+    standalone: Standalone = ""
     timeout: float | None = None  # seconds
     work_dir: Path | None = None  # where the temporary folder is made
 
@@ -54,6 +56,7 @@ class Stats:
     library_bytes: int
     weights_bytes: int
     imports: Imports
+    callers: dict[str, tuple[str, ...]]  # import that is an operator -> paths of the modules that it comes from
 
     @property
     def total_seconds(self) -> float:
@@ -166,7 +169,8 @@ def _torch_folder() -> str:
 
 def _stats(work: Path, done: Done, seconds: dict[str, float]) -> Stats:
     library, weights = work / protocol.LIBRARY, work / protocol.WEIGHTS
-    return Stats(seconds, done.peak_bytes, library.stat().st_size, weights.stat().st_size, read_imports(library))
+    sizes = library.stat().st_size, weights.stat().st_size
+    return Stats(seconds, done.peak_bytes, *sizes, read_imports(library), done.callers)
 
 
 def _fill(staged: Staged, base: Manifest, done: Done, machine: Machine) -> None:

@@ -42,6 +42,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     peak_bytes: int  # of the largest process
     torch: str  # version
     torch_git: str
+    callers: dict[str, tuple[str, ...]] = {}  # operator that was not compiled -> modules that it comes from
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -1,10 +1,11 @@
-"""What a compiled library imports: which functions of libtorch it needs, and how old its C libraries may be."""
+"""What a compiled library imports: what it needs of libtorch and of others, and how old its C libraries may be."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..bundle_format.errors import CompileError
+from ..bundle_format.interface import operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +13,19 @@ class Imports:
     """Undefined symbols of a library, by who has to provide them; versions as "2.34" and "3.4.30"."""
 
     needed: tuple[str, ...]  # libraries that it names itself
-    torch: tuple[str, ...]  # sorted
+    torch: tuple[str, ...]  # sorted: AOTI's C interface, and SLEEF, which libtorch has inside
     glibc: str
     glibcxx: str
+    openmp: tuple[str, ...] = ()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Operators that were not compiled: "convolution"."""
+        return operators(self.torch)
+
+    @property
+    def sleef(self) -> tuple[str, ...]:
+        return tuple(name for name in self.torch if name.startswith("Sleef_"))
 
 
 def read_imports(path: Path) -> Imports:
@@ -37,9 +48,15 @@ def read_imports(path: Path) -> Imports:
             and symbol["st_info"]["bind"] == "STB_GLOBAL"
             and (indices is None or indices.get_symbol(number)["ndx"] == "VER_NDX_GLOBAL")
         ]
+        openmp = sorted(
+            symbol.name
+            for symbol in symbols.iter_symbols()
+            if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name.startswith(("GOMP_", "omp_"))
+        )
         versions = _versions(elf.get_section_by_name(".gnu.version_r"))
         needed = tuple(tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED"))
-    return Imports(needed, tuple(sorted(torch)), _newest(versions, "GLIBC"), _newest(versions, "GLIBCXX"))
+    newest = {library: _newest(versions, library) for library in ("GLIBC", "GLIBCXX")}
+    return Imports(needed, tuple(sorted(torch)), newest["GLIBC"], newest["GLIBCXX"], tuple(openmp))
 
 
 def check_needed(imports: Imports) -> None:

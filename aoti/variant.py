@@ -25,11 +25,13 @@ _TRY = "this is a fault of torch or of the C++ compiler: try another version, or
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The library's path, its constants by their original names, and the names of those that it writes to."""
+    """The library's path, its constants by their original names, and the names of those that it writes to; for each
+    operator that was not compiled, by its C name, the modules of the model that it comes from."""
 
     library: str
     constants: "dict[str, torch.Tensor]"
     state: set[str]
+    callers: dict[str, tuple[str, ...]]
 
 
 def compile_variant(
@@ -61,7 +63,7 @@ def compile_variant(
     library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
     weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
     constants = {name: tensor for name, (tensor, _) in weights.items()}
-    return Compiled(library, constants, _check_constants(graphs[0], constants))
+    return Compiled(library, constants, _check_constants(graphs[0], constants), _callers(graphs[0]))
 
 
 def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":
@@ -125,6 +127,21 @@ def _check_constants(graph: Any, constants: dict[str, Any]) -> set[str]:
             "compile without the setting `freezing`",
         )
     return {names[name] for name in graph.mutated_buffers if name in names}
+
+
+def _callers(graph: Any) -> dict[str, tuple[str, ...]]:
+    from torch._inductor.ir import ExternKernel
+
+    found: dict[str, dict[str, None]] = {}
+    for operation in graph.operations:
+        name = operation.cpp_kernel_name if isinstance(operation, ExternKernel) else None
+        if not name:
+            continue
+        modules = found.setdefault(name, {})
+        for node in operation.origins:
+            stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
+            modules |= dict.fromkeys(stack[-1:])
+    return {name: tuple(modules) for name, modules in found.items()}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ _V3 = (*_V2, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsav
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS: dict[str, tuple[str, ...]] = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 
+SHIM = "libmctl_shim.so"
 _LIBSTDCXX = "libstdc++.so.6"
 
 
@@ -33,6 +34,7 @@ class Host:
     glibcxx: str  # newest symbol version of libstdc++, "3.4.30"; empty if it was not found
     torch: str = ""  # version of the libtorch at hand; empty if unknown
     missing: Callable[[Iterable[str]], list[str]] | None = None
+    shim: bool = False  # mctl's own library stands in libtorch's place: `missing` is about that
 
     @property
     def isa(self) -> str:
@@ -56,11 +58,13 @@ class Verdict:
 
 
 def host_verdict(manifest: Manifest, libtorch: Path | None = None, host: Host | None = None) -> Verdict:
-    """Compares a bundle with this machine, or with `host`. `libtorch`: the file or its folder; else torch's own.
+    """Compares a bundle with this machine, or with `host`. `libtorch`: the file or its folder; else the installed
+    torch's, and for a standalone bundle mctl's shim.
 
-    Reads a few pages of libtorch's file and imports no torch.
+    Reads a few pages of that library's file and imports no torch.
     """
-    host = host or this_host(libtorch)
+    if host is None:
+        host = this_host(libtorch) if libtorch or not manifest.standalone else standalone_host()
     target = manifest.target
     if target is None:
         return Verdict("unsupported", "it is a program, not compiled code", "compile it with `mctl compile`")
@@ -70,10 +74,11 @@ def host_verdict(manifest: Manifest, libtorch: Path | None = None, host: Host | 
     notes = []
     if host.isa != target.isa:
         notes.append(f"compiled for {target.isa}, this machine has {host.isa}")
-    if host.torch and host.torch != manifest.producer.torch:
+    if host.torch and not host.shim and host.torch != manifest.producer.torch:
         notes.append(f"compiled with torch {manifest.producer.torch}, here is {host.torch}")
     if host.missing is None and any(variant.imports for variant in manifest.variants):
-        notes.append("found no libtorch to look its symbols up in")
+        library = "shim, which comes with `mctl-runner`," if host.shim else "libtorch"
+        notes.append(f"found no {library} to look its symbols up in")
     if notes:
         return Verdict("runs", "; ".join(notes))
     return Verdict("optimal", f"compiled for this machine's {host.isa}")
@@ -100,6 +105,9 @@ def _lacking(manifest: Manifest, target: Target, host: Host) -> Verdict | None:
         return Verdict("recompile", reason, f"compile the program again with `{level}`")
     if host.missing is not None:
         symbols = host.missing(dict.fromkeys(name for variant in manifest.variants for name in variant.imports))
+        if symbols and host.shim:
+            hint = "name a libtorch with `--libtorch`, or serve it with a newer mctl"
+            return Verdict("recompile", f"mctl's shim lacks {_listed(symbols)}", hint)
         if symbols:
             which = f"torch {host.torch}" if host.torch else "the libtorch at hand"
             hint = f"compile the program again with this torch, or install torch {manifest.producer.torch}"
@@ -132,6 +140,33 @@ def this_host(libtorch: Path | None = None) -> Host:
         torch=_torch_version(folder) if folder else "",
         missing=exports,
     )
+
+
+def standalone_host() -> Host:
+    """The machine that runs this, without libtorch."""
+    shim = find_shim()
+    return Host(
+        os=sys.platform,
+        arch=platform.machine(),
+        features=cpu_features(),
+        glibc=_glibc(),
+        glibcxx=_glibcxx(None),
+        missing=None if shim is None else lambda names: shim_lacks(shim, names),
+        shim=True,
+    )
+
+
+def find_shim() -> Path | None:
+    """mctl's own library of AOTI's C interface: a wheel carries it, a checkout builds it with `mctl-runner`."""
+    package = Path(__file__).parents[1]
+    places = (package / "runner" / "bin", package / "build" / "native")
+    return next((place / SHIM for place in places if (place / SHIM).is_file()), None)
+
+
+def shim_lacks(shim: Path, names: Iterable[str]) -> list[str]:
+    """Those of the names that it does not define."""
+    with Library(shim) as library:
+        return library.missing(names)
 
 
 def isa_level() -> str:

@@ -7,19 +7,22 @@ from typing import Literal
 from .archive import Archive
 from .contract import Contract, signature
 from .errors import printable
+from .interface import operators
 from .layout import GOLDEN, ONNX, WEIGHTS
 from .manifest import Golden, Manifest, Member, Producer, Source, Target, Variant
 
 
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
-    """A compiled library: `bytes` of its file, and how many constants and symbols of libtorch it needs."""
+    """A compiled library: `bytes` of its file, how many constants it has, and what it imports of AOTI's C interface, of
+    which `operators` are the operators of libtorch that were not compiled."""
 
     name: str
     bytes: int
     covers: dict[str, tuple[int, int]]
     constants: int
     imports: tuple[str, ...]
+    operators: tuple[str, ...]
     threads: int
 
 
@@ -49,6 +52,7 @@ class Summary:
     source: Source
     target: Target | None
     parity: Literal["pass", "skipped"] | None
+    standalone: bool
     host: Host | None
     contract: Contract
     buckets: dict[str, tuple[int, ...]]
@@ -76,6 +80,7 @@ def summarize(path: Path) -> Summary:
             source=manifest.source,
             target=manifest.target,
             parity=manifest.parity,
+            standalone=manifest.standalone,
             host=_host(manifest),
             contract=manifest.contract,
             buckets=manifest.buckets,
@@ -93,6 +98,7 @@ def _variant(variant: Variant, members: dict[str, Member]) -> VariantSummary:
         variant.covers,
         len(variant.constants),
         variant.imports,
+        operators(variant.imports),
         variant.threads,
     )
 
@@ -185,13 +191,21 @@ def _content_rows(summary: Summary) -> Rows:
         whole = all(variant.covers[dim.name] == (dim.min, dim.max) for dim in summary.contract.dims)
         covers = ", ".join(f"{dim} {low}..{high}" for dim, (low, high) in variant.covers.items())
         text = f"{variant.name}, {human_bytes(variant.bytes)}, {'all sizes' if whole else covers}"
-        rows.append(("variant", f"{text}, {variant.constants} constants, {len(variant.imports)} symbols of libtorch"))
+        rows.append(("variant", f"{text}, {variant.constants} constants, {_needs(summary, variant)}"))
     if summary.golden:
         rows.append(("golden cases", "; ".join(golden.name for golden in summary.golden)))
     if summary.preprocessing:
         rows.append(("preprocessing", ", ".join(summary.preprocessing)))
     rows.append(("sizes", ", ".join(f"{what} {human_bytes(size)}" for what, size in summary.sizes.items())))
     return rows + [("note", note) for note in summary.notes]
+
+
+def _needs(summary: Summary, variant: VariantSummary) -> str:
+    if summary.standalone:
+        return "needs no libtorch"
+    if variant.operators:
+        return f"needs libtorch for {', '.join(f'`{name}`' for name in variant.operators)}"
+    return "calls no operator of libtorch"
 
 
 def _with(before: str, text: str) -> str:

@@ -66,5 +66,6 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         buckets=parse_buckets(options["bucket"]),
         inductor=tuple(options["inductor"]),
         packed=options["kernels"] == "mctl",
+        standalone=options["standalone"] or "",
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
     )

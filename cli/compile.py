@@ -1,14 +1,23 @@
 """`mctl compile`: program.pt2 to a bundle."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from . import verdict
 
 _DEFAULT = Path("program.pt2")
 Kernels = Literal["mctl", "torch"]
+Standalone = Literal["yes", "auto"]
+
+
+class Standaloneable(TyperCommand):
+    """A command whose `--standalone` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--standalone=yes" if word == "--standalone" else word for word in args])
 
 
 def compile(
@@ -28,6 +37,10 @@ def compile(
     kernels: Annotated[
         Kernels, typer.Option(help="What computes linear layers, convolutions and attention in float32.")
     ] = "mctl",
+    standalone: Annotated[
+        Standalone | None,
+        typer.Option(metavar="[=auto]", help="A bundle that needs no libtorch; auto: where that is possible."),
+    ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after this time.")] = None,
     work_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the temporary folder is made.")] = None,
     parity: Annotated[bool, typer.Option("--parity/--no-parity", help="Check the bundle before it is written.")] = True,
@@ -45,6 +58,7 @@ def compile(
         buckets=parse_buckets(bucket),
         inductor=tuple(inductor),
         packed=kernels == "mctl",
+        standalone=standalone or "",
         timeout=timeout,
         work_dir=work_dir,
     )

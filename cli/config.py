@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand
-
 from ..bundle_format.errors import UsageError
+from .compile import Standaloneable
 
 Value = bool | str | list[str]
 
 
-class Configured(TyperCommand):
+class Configured(Standaloneable):
     """A command whose options come from the configuration file where the command line does not give them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from ..bundle_format.errors import MctlError
 from . import console
 from .bench import bench
 from .build import build
-from .compile import compile
+from .compile import Standaloneable, compile
 from .config import Configured
 from .doctor import doctor
 from .export import export
@@ -51,7 +51,7 @@ def _root(
 
 
 app.command()(export)
-app.command()(compile)
+app.command(cls=Standaloneable)(compile)
 app.command()(parity)
 app.command(cls=Configured)(build)
 app.command()(bench)

@@ -92,10 +92,10 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
 
     Peers that cannot be had are left out by name. MctlError where the bundle cannot be read or run here.
     """
-    folder = native.find_libtorch(request.libtorch)
     runner = native.find_runner(progress)
     with archives.open_bundle(request.bundle) as archive, tempfile.TemporaryDirectory(prefix="mctl-bench-") as work:
         manifest = archive.manifest
+        folder = native.libtorch_for(manifest, request.libtorch)
         points = _points(manifest, request, golden.load_golden(archive), Path(work))
         machine = Machine()
         measured: list[Measured] = []

@@ -17,9 +17,10 @@ import torch
 
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import MctlError
-from ..runner.session import load
+from ..runner.session import Session, load
 from .frames import Answer, Ask, Tensors, pack, tensors_in, unpack
 from .onnx import OnnxSession, Runs, Runtime, twin
+from .standalone import StandaloneSession
 
 
 def main(bundle: str, runtime: Runs = "compiled", onnx: str = "") -> None:
@@ -43,7 +44,7 @@ class _Served:
         self.kept: Tensors = {}
 
     def open(self, bundle: Path, runtime: Runs, onnx: str) -> Tensors:
-        self.session: Any = load(bundle) if runtime == "compiled" else _twin(bundle, runtime, onnx)
+        self.session: Any = _compiled(bundle) if runtime == "compiled" else _twin(bundle, runtime, onnx)
         self.loaded = True
         return {}
 
@@ -71,8 +72,16 @@ class _Served:
         except Exception as error:  # the model's own
             answer = Answer(ok=False, error=f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        alone = isinstance(getattr(self, "session", None), StandaloneSession)
+        peak = self.session.peak if alone else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return pack(msgspec.structs.replace(answer, seconds=seconds, peak=peak), outputs)
+
+
+def _compiled(bundle: Path) -> Session | StandaloneSession:
+    """As it is served: without libtorch where the manifest says so."""
+    with open_bundle(bundle) as archive:
+        manifest = archive.manifest
+    return StandaloneSession(bundle, manifest) if manifest.standalone else load(bundle)
 
 
 def _twin(bundle: Path, runtime: Runtime, file: str) -> OnnxSession:

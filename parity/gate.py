@@ -10,18 +10,22 @@ from pathlib import Path
 
 import msgspec
 
-from ..aoti.compiler import CompileOptions, Staged, Stats, compile_program
+from ..aoti.compiler import CompileOptions, Staged, Standalone, Stats, compile_program
 from ..aoti.target import require_runs_here
 from ..aoti.workspace import require_space
 from ..bundle_format import archive as archives
-from ..bundle_format.errors import ParityError, UsageError
+from ..bundle_format import host, interface
+from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
 from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.program import ExportReport, ExportRequest, export_model, load_program
+from ..runner import native
 from .check import Progress, examine
 from .report import Report, fair_tolerances, to_json
 from .runs import Compiled
 from .truth import Truth, exported, live
+
+_HELP = "`--inductor max_autotune=true --inductor max_autotune_gemm_backends=CPP` compiles matrix products"
 
 NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
 
@@ -71,6 +75,8 @@ def compile_checked(
         size = program_path.stat().st_size * (2 if parity else 1)
         require_space(output.resolve().parent, size, "free some space, or choose another place with `-o`")
     with compile_program(program_path, options, progress) as staged:
+        if options.standalone:
+            _without_libtorch(staged, options.standalone, progress)
         report = None
         if parity:
             report = _checked(staged, output, truth or _from(program_path), tolerance or {}, seed, progress)
@@ -99,6 +105,32 @@ def build(
             program, output, options, tolerance=tolerance, seed=request.seed, progress=progress, truth=eager
         )
         return replace(made, export=report)
+
+
+def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) -> None:
+    """Marks a bundle that mctl's shim has everything for. CompileError, or with "auto" a note, where it has not."""
+    native.find_runner(progress)  # a checkout builds the shim with it
+    shim = host.find_shim()
+    if shim is None:
+        raise HostError("this installation of mctl has no shim to check the bundle with", "install a wheel of mctl")
+    missing = host.shim_lacks(shim, staged.stats.imports.torch)
+    if not missing:
+        staged.manifest = msgspec.structs.replace(staged.manifest, standalone=True)
+        return
+    text = f"the compiled model needs libtorch for {', '.join(_called(name, staged.stats) for name in missing)}"
+    if wanted == "yes":
+        raise CompileError(text, f"{_HELP}, or keep libtorch with `--standalone=auto`")
+    progress(f"not standalone: {text}")
+    staged.manifest = msgspec.structs.replace(
+        staged.manifest, notes=(*staged.manifest.notes, f"not standalone: {text}")
+    )
+
+
+def _called(symbol: str, stats: Stats) -> str:
+    """An import in the user's terms, with the modules that it comes from: "`convolution` (features.0, features.3)"."""
+    modules = stats.callers.get(symbol, ())
+    where = f" ({', '.join(modules[:4])}{', …' if len(modules) > 4 else ''})" if modules else ""
+    return f"`{interface.operator(symbol) or symbol}`{where}"
 
 
 def _require_folder(output: Path) -> None:

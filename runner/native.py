@@ -1,4 +1,4 @@
-"""Finds mctl-runner, which a checkout builds on first use, and the libtorch that it needs; then becomes it."""
+"""Finds mctl-runner, which a checkout builds on first use, and the libtorch that a bundle needs; then becomes it."""
 
 import os
 import platform
@@ -16,6 +16,7 @@ from ..bundle_format import host
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import HostError, UsageError
 from ..bundle_format.host import Verdict
+from ..bundle_format.manifest import Manifest
 
 INSTALLED = Path(__file__).parent / "bin" / "mctl-runner"
 SOURCES = Path(__file__).parent / "cpp"
@@ -38,17 +39,18 @@ def prepare(bundle: Path, libtorch: Path | None, options: Mapping[str, object], 
     `options` are those of `mctl-runner serve` by their names in Python; None and False: not given.
     """
     _check_platform()
-    folder = find_libtorch(libtorch)
     with open_bundle(bundle) as archive:
+        folder = libtorch_for(archive.manifest, libtorch)
+        runner = None if folder else find_runner(say)  # a checkout builds the shim with it
         verdict = host.host_verdict(archive.manifest, folder)
     if not verdict.ok:
         raise HostError(f"this machine cannot run `{bundle}`: {verdict.reason}", verdict.hint)
-    words = ["serve", str(bundle), f"--libtorch={folder}"]
+    words = ["serve", str(bundle), *([f"--libtorch={folder}"] if folder else [])]
     for name, value in options.items():
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag}={value}")
-    return Start(verdict, (str(find_runner(say)), *words))
+    return Start(verdict, (str(runner or find_runner(say)), *words))
 
 
 def become(start: Start) -> NoReturn:
@@ -90,6 +92,11 @@ def is_checkout() -> bool:
     return (CHECKOUT / "pyproject.toml").is_file() and SOURCES.is_dir()
 
 
+def libtorch_for(manifest: Manifest, named: Path | None) -> Path | None:
+    """The folder as `find_libtorch` finds it; None: the bundle is served through the shim beside the runner."""
+    return None if manifest.standalone and named is None else find_libtorch(named)
+
+
 def find_libtorch(named: Path | None = None) -> Path:
     """The folder of libtorch_cpu.so: `named` (or a file in it), $MCTL_LIBTORCH, or torch's, which is not imported."""
     folder = host.libtorch_folder(named) if named else host.find_libtorch()
@@ -107,9 +114,10 @@ def _check_platform() -> None:
 
 
 def _is_current(built: Path) -> bool:
-    if not built.is_file():
+    if not built.is_file() or not (built.parent / host.SHIM).is_file():
         return False
-    sources = (path for path in SOURCES.iterdir() if path.suffix in (".cc", ".h", ".txt", ".json"))
+    files = (path for folder in (SOURCES, SOURCES / "shim") for path in folder.iterdir())
+    sources = (path for path in files if path.suffix in (".cc", ".h", ".txt", ".json"))
     return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)
 
 

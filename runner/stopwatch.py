@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -23,13 +23,19 @@ _CALL_SECONDS = 600.0
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """At most `calls` calls within about `seconds`, at least one, with the `input.NAME` of a safetensors file."""
+    """At most `calls` calls within about `seconds`, at least one, with the `input.NAME` of a safetensors file.
+
+    Of the runner's own process: `outputs` is a file that gets what the last call gave; an empty `variant`, the one
+    that a server would choose; "kept", that the model's state goes on.
+    """
 
     tensors: str
     dims: dict[str, int]
     variant: str
     seconds: float
     calls: int = 20_000
+    outputs: str = ""
+    state: Literal["", "kept"] = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -42,6 +48,14 @@ class Answer(msgspec.Struct, frozen=True):
 
 class Failed(Exception):
     """The process cannot go on; the message says why."""
+
+
+class Ended(Failed):
+    """The process is no more; `code` is its exit code, or minus the signal that killed it."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"its process ended with {code}" + (f": {said}" if said else ""))
+        self.code = code
 
 
 class Stopwatch:
@@ -103,21 +117,20 @@ class Stopwatch:
                     raise Failed("no answer in time")
                 piece = os.read(self._process.stdout.fileno(), 1 << 20)
                 if not piece:
-                    raise Failed(self._last_words())
+                    raise self._ended()
                 self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
+    def _ended(self) -> Ended:
         assert self._process.stderr is not None
         said = [line for line in self._process.stderr.read().decode(errors="replace").splitlines() if line.strip()]
-        code = self._process.wait()
-        return f"its process ended with {code}" + (f": {said[-1].strip()[:300]}" if said else "")
+        return Ended(self._process.wait(), said[-1].strip()[:300] if said else "")
 
 
-def runner_stopwatch(runner: Path, bundle: Path, libtorch: Path, threads: int) -> Stopwatch:
-    """The runner's own call path. HostError where it cannot run the bundle."""
-    watch = Stopwatch("mctl", (str(runner), "measure", str(bundle), str(libtorch), str(threads)), threads)
+def runner_stopwatch(runner: Path, bundle: Path, libtorch: Path | None, threads: int) -> Stopwatch:
+    """The runner's own call path; without libtorch through mctl's shim. HostError where it cannot run the bundle."""
+    watch = Stopwatch("mctl", (str(runner), "measure", str(bundle), str(libtorch or ""), str(threads)), threads)
     try:
         watch.wait()
     except Failed as failed:

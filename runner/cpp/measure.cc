@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <vector>
 
@@ -24,10 +25,11 @@ namespace json = boost::json;
 using Clock = std::chrono::steady_clock;
 
 struct Ask {
-  std::string tensors, variant;
+  std::string tensors, variant, outputs;
   DimSizes dims;
   double seconds = 0;
   std::int64_t calls = 0;
+  bool keep_state = false;
 };
 
 struct File {
@@ -68,7 +70,13 @@ class Bench {
     if (!value) return value.error();
     std::string fault;
     Fields fields(*value, "ask", fault);
-    Ask ask{fields.text("tensors"), fields.text("variant"), {}, fields.number("seconds"), fields.integer("calls")};
+    Ask ask;
+    ask.tensors = fields.text("tensors");
+    ask.variant = fields.text("variant", false);
+    ask.outputs = fields.text("outputs", false);
+    ask.seconds = fields.number("seconds");
+    ask.calls = fields.integer("calls");
+    ask.keep_state = fields.text("state", false) == "kept";
     std::map<std::string, std::int64_t> sizes;
     fields.each_key("dims", true, [&](std::string name, const json::value& size, const std::string& where) {
       sizes[std::move(name)] = integer_of(size, where, fault);
@@ -84,11 +92,10 @@ class Bench {
   }
 
   Result<std::vector<std::int64_t>> measure(const Ask& ask, const StoredTensors& tensors) {
-    const auto variant = std::find_if(manifest_.variants.begin(), manifest_.variants.end(),
-                                      [&](const Variant& v) { return v.name == ask.variant; });
-    if (variant == manifest_.variants.end() || !covers(*variant, manifest_.contract, ask.dims))
+    const Variant* variant = chosen(ask);
+    if (variant == nullptr || !covers(*variant, manifest_.contract, ask.dims))
       return Error{Code::usage, "no variant `" + ask.variant + "` covers these sizes"};
-    const auto index = static_cast<std::size_t>(variant - manifest_.variants.begin());
+    const auto index = static_cast<std::size_t>(variant - manifest_.variants.data());
     std::vector<std::byte*> inputs;
     for (const Tensor& declared : manifest_.contract.inputs) {
       const auto tensor = tensors.find("input." + declared.name);
@@ -105,7 +112,7 @@ class Bench {
       memory.emplace_back(*bytes);
     }
     const std::vector<std::span<std::byte>> outputs(memory.begin(), memory.end());
-    bundle_.reset();
+    if (!ask.keep_state) bundle_.reset();
     std::vector<std::int64_t> took;
     const auto until = Clock::now() + std::chrono::duration<double>(ask.seconds);
     do {
@@ -113,7 +120,32 @@ class Bench {
       if (auto ran = bundle_.run(index, ask.dims, inputs, outputs); !ran) return ran.error();
       took.push_back((Clock::now() - begun) / std::chrono::nanoseconds(1));
     } while (static_cast<std::int64_t>(took.size()) < ask.calls && Clock::now() < until);
+    if (ask.outputs.empty()) return took;
+    if (auto written = write(ask, memory); !written) return written.error();
     return took;
+  }
+
+  const Variant* chosen(const Ask& ask) const {
+    if (ask.variant.empty()) return variant_for(manifest_, ask.dims);
+    const auto named = std::ranges::find(manifest_.variants, ask.variant, &Variant::name);
+    return named != manifest_.variants.end() ? &*named : nullptr;
+  }
+
+  Status write(const Ask& ask, const std::vector<std::vector<std::byte>>& outputs) const {
+    std::vector<OutputTensor> tensors;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const Tensor& declared = manifest_.contract.outputs[i];
+      const auto shape = shape_of(declared, ask.dims);
+      if (!shape) return shape.error();
+      tensors.push_back({"output." + declared.name, declared.dtype, *shape, outputs[i]});
+    }
+    const std::string head = tensors_header(tensors);
+    std::ofstream file(ask.outputs, std::ios::binary);
+    file.write(head.data(), static_cast<std::streamsize>(head.size()));
+    for (const OutputTensor& tensor : tensors)
+      file.write(reinterpret_cast<const char*>(tensor.data.data()), static_cast<std::streamsize>(tensor.data.size()));
+    if (!file.flush()) return Error{Code::host, "cannot write `" + ask.outputs + "`"};
+    return Done{};
   }
 
   const MeasureOptions& options_;

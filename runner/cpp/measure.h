@@ -1,5 +1,5 @@
 // The measure role: calls a bundle's variants as a worker does and says how long each call took. `mctl bench` starts
-// it.
+// it, and parity does for bundles that need no libtorch.
 #pragma once
 
 #include <string>
@@ -13,9 +13,11 @@ struct MeasureOptions {
 };
 
 // Answers `{"ready":true}` on stdout, then each line of stdin with one on stdout, until stdin ends:
-//   {"tensors": FILE, "dims": {NAME: SIZE}, "variant": NAME, "seconds": S, "calls": N}
+//   {"tensors": FILE, "dims": {NAME: SIZE}, "variant": NAME, "seconds": S, "calls": N, "outputs": FILE, "state": "kept"}
 //   {"ns": [NANOSECONDS, …]}, of at most N calls within about S seconds, at least one; or {"error": TEXT}
-// FILE is a safetensors file with `input.NAME` for each input. State starts anew with each line.
+// The files are safetensors: `tensors` has `input.NAME` for each input; `outputs`, if given, gets `output.NAME` for each
+// output of the last call. No name of a variant: the one that a server would choose. State starts anew with each line
+// that does not say "kept".
 int run_measure(const MeasureOptions& options);
 
 }  // namespace mctl

@@ -120,4 +120,19 @@ Result<StoredTensors> read_tensors(std::span<std::byte> member) {
   return place(std::move(*tensors), member, sizeof size + size);
 }
 
+std::string tensors_header(std::span<const OutputTensor> tensors) {
+  json::object header;
+  std::size_t at = 0;
+  for (const OutputTensor& tensor : tensors) {
+    header[tensor.name] = json::object{{"dtype", kNames[static_cast<std::size_t>(tensor.dtype)]},
+                                       {"shape", json::value_from(tensor.shape)},
+                                       {"data_offsets", json::array{at, at + tensor.data.size()}}};
+    at += tensor.data.size();
+  }
+  const std::string text = json::serialize(header);
+  std::string bytes(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(text.size() >> 8 * i & 0xff);
+  return bytes + text;
+}
+
 }  // namespace mctl

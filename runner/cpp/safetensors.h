@@ -25,4 +25,14 @@ using StoredTensors = std::map<std::string, StoredTensor, std::less<>>;
 // Code::damaged says what breaks the format.
 Result<StoredTensors> read_tensors(std::span<std::byte> member);
 
+struct OutputTensor {
+  std::string name;
+  Dtype dtype = Dtype::f32;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> data;
+};
+
+// What precedes the tensors' bytes in a file; they follow one after another, not aligned.
+std::string tensors_header(std::span<const OutputTensor> tensors);
+
 }  // namespace mctl

@@ -28,7 +28,7 @@ this host     VERDICT
 dim           batch 1..8, batched
 input         x float32[batch,4]
 output        y float32[batch,2]
-variant       dynamic, 204 B, all sizes, 2 constants, 0 symbols of libtorch
+variant       dynamic, 204 B, all sizes, 2 constants, calls no operator of libtorch
 golden cases  one
 sizes         code 204 B, weights 328 B, golden 328 B, other 15 B
 """

@@ -1,0 +1,40 @@
+"""AOTI's C interface by its names: which imports of compiled code are operators, and which only handle tensors."""
+
+from collections.abc import Iterable
+
+# Operators that torch 2.13 still exports by their old names: torch/csrc/inductor/aoti_torch/c/shim{,_deprecated}.h.
+_OLD = frozenset(
+    f"aoti_torch_{name}"
+    for name in (
+        "_fft_c2c",
+        "_mm_plus_mm_out",
+        "_scaled_mm",
+        "_scaled_mm_v2",
+        "addmm_out",
+        "bmm_out",
+        "convolution",
+        "index_put_out",
+        "mm_out",
+        "nonzero",
+        "repeat_interleave_Tensor",
+        "scatter_out",
+        "scatter_reduce_out",
+        "view_as_real",
+        "view_dtype",
+        "_embedding_bag",
+    )
+)
+_OPERATORS = ("aoti_torch_cpu_", "aoti_torch_aten_")
+
+
+def operator(symbol: str) -> str | None:
+    """The operator that an import calls: "convolution" for `aoti_torch_cpu_convolution`; None if it calls none."""
+    if symbol in _OLD:
+        return symbol.removeprefix("aoti_torch_")
+    prefix = next((prefix for prefix in _OPERATORS if symbol.startswith(prefix)), None)
+    return symbol.removeprefix(prefix) if prefix else None
+
+
+def operators(symbols: Iterable[str]) -> tuple[str, ...]:
+    """Those that the imports call, sorted."""
+    return tuple(sorted({name for symbol in symbols if (name := operator(symbol))}))
