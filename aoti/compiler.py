@@ -56,7 +56,7 @@ class Stats:
     library_bytes: int
     weights_bytes: int
     imports: Imports
-    callers: dict[str, tuple[str, ...]]  # import that is an operator -> paths of the modules that it comes from
+    callers: dict[str, tuple[str, ...]]  # operator that was not compiled -> paths of the modules that it comes from
 
     @property
     def total_seconds(self) -> float:

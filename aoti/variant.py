@@ -25,8 +25,8 @@ _TRY = "this is a fault of torch or of the C++ compiler: try another version, or
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The library's path, its constants by their original names, and the names of those that it writes to; for each
-    operator that was not compiled, by its C name, the modules of the model that it comes from."""
+    """The library's path, its constants by their original names, and the names of those that it writes to; `callers`:
+    operators that are not compiled, and where in the model they come from."""
 
     library: str
     constants: "dict[str, torch.Tensor]"
@@ -130,17 +130,16 @@ def _check_constants(graph: Any, constants: dict[str, Any]) -> set[str]:
 
 
 def _callers(graph: Any) -> dict[str, tuple[str, ...]]:
+    """For each operator that is not compiled ("convolution"): the modules of the model that it comes from."""
     from torch._inductor.ir import ExternKernel
 
     found: dict[str, dict[str, None]] = {}
     for operation in graph.operations:
-        name = operation.cpp_kernel_name if isinstance(operation, ExternKernel) else None
-        if not name:
-            continue
-        modules = found.setdefault(name, {})
-        for node in operation.origins:
-            stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
-            modules |= dict.fromkeys(stack[-1:])
+        if isinstance(operation, ExternKernel) and operation.cpp_kernel_name:
+            name = operation.cpp_kernel_name.removeprefix("at::").removeprefix("aoti_torch_cpu_")
+            stacks = [node.meta.get("nn_module_stack") or {} for node in operation.origins]
+            paths = [path for stack in stacks for path, _ in stack.values() if path]
+            found.setdefault(name, {}).update(dict.fromkeys(sorted(paths, key=len)[-1:]))
     return {name: tuple(modules) for name, modules in found.items()}
 
 
