@@ -1,11 +1,11 @@
-"""libmctl_shim.so, called as compiled code calls it: torch's numbers, torch's answers, and errors in place of crashes."""
+"""libmctl_shim.so, called as compiled code calls it: torch's numbers and answers, and errors in place of crashes."""
 
 import ctypes
 import math
 import subprocess
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int64, c_void_p
 
 import numpy as np
 import pytest

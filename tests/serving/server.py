@@ -48,12 +48,13 @@ class Server:
         *options: str,
         ready: bool = True,
         libtorch: Path | None = None,
+        standalone: bool = False,
         environment: Mapping[str, str] | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> None:
-        """`prepare` runs in the new process before it becomes the server."""
-        folder = libtorch or native.find_libtorch()
-        words = [runner(), "serve", bundle, "--libtorch", folder, "--port", "0", *options]
+        """`prepare` runs in the new process before it becomes the server. `standalone`: it is told of no libtorch."""
+        library = [] if standalone else ["--libtorch", libtorch or native.find_libtorch()]
+        words = [runner(), "serve", bundle, *library, "--port", "0", *options]
         self.process = subprocess.Popen(
             [*map(str, words)], stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=prepare
         )

@@ -1,0 +1,176 @@
+"""Bundles that need no libtorch: compiled, checked and served without it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from mctl.aoti.symbols import Imports
+from mctl.bundle_format import archive as archives
+from mctl.bundle_format import host, tensors
+from mctl.bundle_format.errors import CompileError, HostError
+from mctl.bundle_format.manifest import Manifest
+from mctl.parity import gate
+from mctl.runner import native
+from mctl.runner.stopwatch import Ask, Failed, runner_stopwatch
+
+from ..conftest import succeed
+from .server import Server, runner
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-2, 2, 48))
+
+    def forward(self, x):
+        return torch.softmax(torch.tanh(x * self.w), -1), torch.erf(x).sum(-1)
+
+def model():
+    return Model()
+
+def example_inputs():
+    return (torch.randn(4, 48),)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("standalone")
+    (folder / "model.py").write_text(MODEL)
+    succeed("export", "model.py", "--dim", "batch=1:16", "-o", "program.pt2", cwd=folder)
+    succeed("compile", "program.pt2", "-o", "bundle.pt2", "--standalone", cwd=folder)
+    return folder / "bundle.pt2"
+
+
+def manifest_of(path: Path) -> Manifest:
+    with archives.open_bundle(path) as archive:
+        return archive.manifest
+
+
+def changed(bundle: Path, path: Path, **changes: object) -> Path:
+    with archives.open_bundle(bundle) as archive:
+        archives.rewrite(archive, path, msgspec.structs.replace(archive.manifest, **changes), {})
+    return path
+
+
+def libraries(pid: int) -> set[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.rpartition("/")[2] for line in lines if ".so" in line}
+
+
+def ask(server: Server, x: np.ndarray) -> list[np.ndarray]:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": x.shape, "data": x.tolist()}]}
+    answer = server.request("/v2/models/bundle/infer", json.dumps(body).encode())
+    assert answer.status == 200, answer.body
+    return [np.array(output["data"]).reshape(output["shape"]) for output in answer.json()["outputs"]]
+
+
+def expected(x: np.ndarray) -> list[np.ndarray]:
+    from math import erf
+
+    powers = np.exp(np.tanh(x.astype(np.float64) * np.linspace(-2, 2, 48)))
+    return [powers / powers.sum(-1, keepdims=True), np.vectorize(erf)(x.astype(np.float64)).sum(-1)]
+
+
+def test_compile_says_and_checks_it(bundle: Path, mctl_ok: Callable) -> None:  # type: ignore[type-arg]
+    manifest = manifest_of(bundle)
+    assert (manifest.standalone, manifest.parity) == (True, "pass")
+    imports = manifest.variants[0].imports
+    assert (
+        any(name.startswith("Sleef_") for name in imports)
+        or manifest.target is None
+        or "x86" not in manifest.target.isa
+    )
+    assert "needs no libtorch" in mctl_ok("inspect", bundle).stdout
+
+
+@pytest.mark.parametrize("libtorch", [False, True])
+def test_served(bundle: Path, libtorch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right answers; libtorch is in no process, even where the environment names one, unless an option asks for it."""
+    monkeypatch.setenv("MCTL_LIBTORCH", str(native.find_libtorch()))
+    name = changed(bundle, bundle.with_name(f"{libtorch}.pt2"), name="bundle")
+    x = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
+    with Server(name, standalone=not libtorch) as server:
+        for got, wanted in zip(ask(server, x), expected(x), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        for pid in (server.process.pid, *server.workers()):
+            assert any("libtorch" in name for name in libraries(pid)) == (libtorch and pid != server.process.pid)
+        assert any(host.SHIM in libraries(pid) for pid in server.workers()) == (not libtorch)
+
+
+def test_memory_is_flat(bundle: Path, tmp_path: Path) -> None:
+    """Of a process that calls it many times, at the largest size and at the smallest in turns."""
+    files = {}
+    for rows in (1, 16):
+        files[rows] = tmp_path / f"{rows}"
+        x = np.ones((rows, 48), np.float32)
+        tensors.save_file(files[rows], {"input.x": ("float32", x.shape, x.data)})
+    with runner_stopwatch(runner(), bundle, None, 1) as process:
+
+        def resident() -> int:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+        def call(count: int) -> None:
+            for rows, file in files.items():
+                assert len(process.time(Ask(str(file), {"batch": rows}, "", 60.0, calls=count))) == count
+
+        call(20_000)  # also room for as many times as are measured below
+        before = resident()
+        for _ in range(5):
+            call(20_000)
+        assert resident() <= before + 128  # kB
+
+
+def test_a_symbol_that_the_shim_lacks_is_named(bundle: Path, tmp_path: Path) -> None:
+    (variant,) = manifest_of(bundle).variants
+    more = msgspec.structs.replace(variant, imports=(*variant.imports, "aoti_torch_cpu_convolution"))
+    path = changed(bundle, tmp_path / "more.pt2", variants=(more,))
+    with pytest.raises(HostError, match="mctl's shim lacks `aoti_torch_cpu_convolution`") as refused:
+        native.prepare(path, None, {}, print)
+    assert "--libtorch" in (refused.value.hint or "")
+    with pytest.raises(HostError, match="mctl's shim lacks `aoti_torch_cpu_convolution`; name a libtorch"):
+        runner_stopwatch(runner(), path, None, 1)
+
+
+def test_what_is_asked_of_the_process_is_checked(bundle: Path, tmp_path: Path) -> None:
+    x = np.ones((1, 48), np.float32)
+    tensors.save_file(tmp_path / "one", {"input.x": ("float32", x.shape, x.data)})
+    with runner_stopwatch(runner(), bundle, None, 1) as process:
+        lost = Ask(str(tmp_path / "one"), {"batch": 1}, "", 0.0, calls=1, outputs=str(tmp_path / "no" / "where"))
+        with pytest.raises(Failed, match="cannot write"):
+            process.time(lost)
+
+
+@pytest.mark.parametrize("wanted", ["yes", "auto"])
+def test_an_operator_that_is_left(wanted: str) -> None:
+    """An error that says which, from where, and what helps; with `auto` a note."""
+    imports = Imports((), ("aoti_torch_clone", "aoti_torch_cpu_convolution"), "", "")
+    stats = SimpleNamespace(imports=imports, callers={"convolution": ("stem.0", "head")})
+    staged = SimpleNamespace(stats=stats, manifest=msgspec.structs.replace(EMPTY, notes=("before",)))
+    if wanted == "yes":
+        with pytest.raises(CompileError, match=r"needs libtorch for `convolution` \(stem.0, head\)$") as refused:
+            gate._without_libtorch(staged, "yes", print)  # type: ignore[arg-type]
+        assert "--standalone=auto" in (refused.value.hint or "")
+        return
+    gate._without_libtorch(staged, "auto", print)  # type: ignore[arg-type]
+    assert not staged.manifest.standalone
+    assert staged.manifest.notes == (
+        "before",
+        "not standalone: the compiled model needs libtorch for `convolution` (stem.0, head)",
+    )
+
+
+class _Notes(msgspec.Struct):
+    notes: tuple[str, ...] = ()
+    standalone: bool = False
+
+
+EMPTY = _Notes()
