@@ -19,9 +19,9 @@ from ..runner.stopwatch import Ask, Ended, Failed, runner_stopwatch
 class StandaloneSession:
     """Calls as those of runner.session, made in a process without libtorch. How that dies, this one dies too."""
 
-    def __init__(self, bundle: Path, manifest: Manifest) -> None:
+    def __init__(self, bundle: Path, manifest: Manifest, runner: Path | None = None) -> None:
         self._contract = manifest.contract
-        self._runner = runner_stopwatch(native.find_runner(), bundle, None, os.cpu_count() or 1)
+        self._runner = runner_stopwatch(runner or native.find_runner(), bundle, None, os.cpu_count() or 1)
         self._folder = tempfile.TemporaryDirectory(prefix="mctl-parity-")
         self._fresh = True
 

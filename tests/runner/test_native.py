@@ -131,12 +131,13 @@ def test_the_process_becomes_the_runner() -> None:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with one source, and build tools that only write down that they ran."""
     sources, tools = tmp_path / "runner" / "cpp", tmp_path / "tools"
-    sources.mkdir(parents=True)
+    (sources / "shim").mkdir(parents=True)
     tools.mkdir()
     (sources / "main.cc").touch()
     (tmp_path / "pyproject.toml").touch()
     built = tmp_path / "build" / "native" / "mctl-runner"
-    script = f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$1" in --build) sleep 0.2; touch {built};; esac\n'
+    shim = built.with_name("libmctl_shim.so")
+    script = f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$1" in --build) sleep 0.2; touch {built} {shim};; esac\n'
     for tool in ("cmake", "ninja", "c++"):
         (tools / tool).write_text(script)
         (tools / tool).chmod(0o755)

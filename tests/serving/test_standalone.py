@@ -14,11 +14,13 @@ from mctl.bundle_format import archive as archives
 from mctl.bundle_format import host, tensors
 from mctl.bundle_format.errors import CompileError, HostError
 from mctl.bundle_format.manifest import Manifest
-from mctl.parity import gate
+from mctl.parity import check, gate
+from mctl.parity.standalone import StandaloneSession
 from mctl.runner import native
 from mctl.runner.stopwatch import Ask, Failed, runner_stopwatch
 
 from ..conftest import succeed
+from ..parity import fakes
 from .server import Server, runner
 
 MODEL = """
@@ -103,6 +105,22 @@ def test_served(bundle: Path, libtorch: bool, monkeypatch: pytest.MonkeyPatch) -
         for pid in (server.process.pid, *server.workers()):
             assert any("libtorch" in name for name in libraries(pid)) == (libtorch and pid != server.process.pid)
         assert any(host.SHIM in libraries(pid) for pid in server.workers()) == (not libtorch)
+
+
+def test_the_whole_sweep(bundle: Path) -> None:
+    """Parity's checks, of the binary under test (which may have sanitizers), against the stored cases of eager."""
+    with archives.open_bundle(bundle) as archive:
+        session = StandaloneSession(bundle, archive.manifest, runner())
+        report = check.examine(archive, InProcess(session), None)  # type: ignore[arg-type]
+    assert report.ok and {result.check for result in report.results} >= {"golden", "repeat", "rows"}
+
+
+class InProcess(fakes.Compiled):
+    def __init__(self, session: StandaloneSession) -> None:
+        super().__init__(session.call, session.reset_state)
+        self.seconds = 0.0
+
+    def wait(self) -> None: ...
 
 
 def test_memory_is_flat(bundle: Path, tmp_path: Path) -> None:
