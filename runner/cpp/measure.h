@@ -13,11 +13,12 @@ struct MeasureOptions {
 };
 
 // Answers `{"ready":true}` on stdout, then each line of stdin with one on stdout, until stdin ends:
-//   {"tensors": FILE, "dims": {NAME: SIZE}, "variant": NAME, "seconds": S, "calls": N, "outputs": FILE, "state": "kept"}
+//   {"tensors": FILE, "dims": {NAME: SIZE}, "variant": NAME, "seconds": S, "calls": N}, with "outputs": FILE
+//   and "state": "kept" if wanted
 //   {"ns": [NANOSECONDS, …]}, of at most N calls within about S seconds, at least one; or {"error": TEXT}
-// The files are safetensors: `tensors` has `input.NAME` for each input; `outputs`, if given, gets `output.NAME` for each
-// output of the last call. No name of a variant: the one that a server would choose. State starts anew with each line
-// that does not say "kept".
+// The files are safetensors: `tensors` has `input.NAME` for each input; `outputs`, if given, gets `output.NAME` for
+// each output of the last call. No name of a variant: the one that a server would choose. State starts anew with each
+// line that does not say "kept".
 int run_measure(const MeasureOptions& options);
 
 }  // namespace mctl
