@@ -44,7 +44,7 @@ class _Served:
         self.kept: Tensors = {}
 
     def open(self, bundle: Path, runtime: Runs, onnx: str) -> Tensors:
-        self.session: Any = _compiled(bundle) if runtime == "compiled" else _twin(bundle, runtime, onnx)
+        self.session: Any = compiled(bundle) if runtime == "compiled" else _twin(bundle, runtime, onnx)
         self.loaded = True
         return {}
 
@@ -77,7 +77,7 @@ class _Served:
         return pack(msgspec.structs.replace(answer, seconds=seconds, peak=peak), outputs)
 
 
-def _compiled(bundle: Path) -> Session | StandaloneSession:
+def compiled(bundle: Path) -> Session | StandaloneSession:
     """As it is served: without libtorch where the manifest says so."""
     with open_bundle(bundle) as archive:
         manifest = archive.manifest

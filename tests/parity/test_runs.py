@@ -45,7 +45,7 @@ def load(bundle):
     LOAD
     return Session()
 
-child.load = load
+child.compiled = load
 child.main(sys.argv[1])
 """
 
