@@ -9,13 +9,14 @@
 namespace mctl::shim {
 
 // name, number, bytes of an element
-#define MCTL_DTYPES(_)                                                                                               \
-  _(uint8, 0, 1)                                                                                                     \
-  _(int8, 1, 1)                                                                                                      \
-  _(int16, 2, 2) _(int32, 3, 4) _(int64, 4, 8) _(float16, 5, 2) _(float32, 6, 4) _(float64, 7, 8) _(complex32, 8, 4) \
-      _(complex64, 9, 8) _(complex128, 10, 16) _(bool, 11, 1) _(bfloat16, 15, 2) _(float8_e5m2, 23, 1)               \
-          _(float8_e4m3fn, 24, 1) _(float8_e5m2fnuz, 25, 1) _(float8_e4m3fnuz, 26, 1) _(uint16, 27, 2)               \
-              _(uint32, 28, 4) _(uint64, 29, 8) _(float8_e8m0fnu, 44, 1) _(float4_e2m1fn_x2, 45, 1)
+// clang-format off
+#define MCTL_DTYPES(_) \
+  _(uint8, 0, 1) _(int8, 1, 1) _(int16, 2, 2) _(int32, 3, 4) _(int64, 4, 8) \
+  _(float16, 5, 2) _(float32, 6, 4) _(float64, 7, 8) _(complex32, 8, 4) _(complex64, 9, 8) \
+  _(complex128, 10, 16) _(bool, 11, 1) _(bfloat16, 15, 2) _(float8_e5m2, 23, 1) _(float8_e4m3fn, 24, 1) \
+  _(float8_e5m2fnuz, 25, 1) _(float8_e4m3fnuz, 26, 1) _(uint16, 27, 2) _(uint32, 28, 4) _(uint64, 29, 8) \
+  _(float8_e8m0fnu, 44, 1) _(float4_e2m1fn_x2, 45, 1)
+// clang-format on
 
 // Bytes of an element; 0 for a dtype that is not known here.
 constexpr std::size_t item_size(std::int32_t dtype) {
