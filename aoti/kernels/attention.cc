@@ -19,15 +19,15 @@ struct Mask {
   bool boolean = false;
   std::int64_t strides[4] = {};
 
-  // Of row `l` of head `h` of batch `b`, from column 0 on.
-  void apply(std::int64_t b, std::int64_t h, std::int64_t l, std::int64_t columns, float* scores) const {
+  // To row `l` of head `h` of batch `b`, from column 0 on. What is added counts as if scores were scaled already.
+  void apply(std::int64_t b, std::int64_t h, std::int64_t l, std::int64_t columns, float scale, float* scores) const {
     const std::int64_t from = b * strides[0] + h * strides[1] + l * strides[2], step = strides[3];
     if (boolean) {
       const bool* const seen = static_cast<const bool*>(data) + from;
-      for (std::int64_t s = 0; s < columns; ++s) scores[s] = seen[s * step] ? scores[s] : -INFINITY;
+      for (std::int64_t s = 0; s < columns; ++s) scores[s] = seen[s * step] ? scores[s] * scale : -INFINITY;
     } else {
       const float* const added = static_cast<const float*>(data) + from;
-      for (std::int64_t s = 0; s < columns; ++s) scores[s] += added[s * step];
+      for (std::int64_t s = 0; s < columns; ++s) scores[s] = scores[s] * scale + added[s * step];
     }
   }
 };
@@ -49,18 +49,27 @@ struct Attention {
     return tensor.data + b * tensor.strides[0] + h * tensor.strides[1];
   }
 
+  // Values can be read where they lie, 32 columns at a time.
+  bool values_in_place() const { return width() % kPanel == 0 && v.strides[3] == 1; }
+
   // k transposed, [ceil(s / 32)][e][32], and v, [s][ceil(d / 32) * 32].
   void pack(std::int64_t b, std::int64_t h, float* keys_to, float* values_to) const {
-    const float *const from = at(k, b, h), *const values = at(v, b, h);
-    const std::int64_t wide = rounded(width());
-    for (std::int64_t s = 0; s < rounded(keys()); ++s) {
-      float* const column = keys_to + s / kPanel * kPanel * depth() + s % kPanel;
-      for (std::int64_t e = 0; e < depth(); ++e)
-        column[e * kPanel] = s < keys() ? from[s * k.strides[2] + e * k.strides[3]] : 0.0f;
+    const std::int64_t count = keys(), deep = depth(), step = k.strides[2], apart = k.strides[3];
+    const float* from = at(k, b, h);
+    for (std::int64_t s = 0; s < count; s += kPanel, from += kPanel * step)
+      for (std::int64_t e = 0; e < deep; ++e, keys_to += kPanel) {
+        const float* const column = from + e * apart;
+        const std::int64_t rows = std::min(kPanel, count - s);
+        for (std::int64_t i = 0; i < rows; ++i) keys_to[i] = column[i * step];
+        std::fill(keys_to + rows, keys_to + kPanel, 0.0f);
+      }
+    if (values_in_place()) return;
+    const std::int64_t columns = width(), wide = rounded(columns), column_step = v.strides[3];
+    const float* values = at(v, b, h);
+    for (std::int64_t s = 0; s < count; ++s, values += v.strides[2], values_to += wide) {
+      for (std::int64_t d = 0; d < columns; ++d) values_to[d] = values[d * column_step];
+      std::fill(values_to + columns, values_to + wide, 0.0f);
     }
-    for (std::int64_t s = 0; s < keys(); ++s)
-      for (std::int64_t d = 0; d < wide; ++d)
-        values_to[s * wide + d] = d < width() ? values[s * v.strides[2] + d * v.strides[3]] : 0.0f;
   }
 
   // Rows [begin, end) of one head.
@@ -73,42 +82,48 @@ struct Attention {
     float parts[kBlock];
     for (std::int64_t row = begin; row < end; ++row) {
       float* const mine = scores + (row - begin) * wide;
-      for (std::int64_t s = 0; s < seen; ++s) mine[s] *= scale;
-      if (mask.data != nullptr) mask.apply(b, h, row, seen, mine);
+      if (mask.data != nullptr) mask.apply(b, h, row, seen, scale, mine);
       if (causal)
         for (std::int64_t s = row + 1; s < seen; ++s) mine[s] = -INFINITY;
-      parts[row - begin] = softmax(mine, seen);
+      parts[row - begin] = softmax(mine, seen, mask.data != nullptr ? 1.0f : scale);
     }
     const Rows<float> to{at(out, b, h) + begin * out.strides[2], out.strides[2]};
-    multiply(end - begin, seen, {scores, wide}, {packed_values, width(), kPanel, rounded(width())}, 0, width(), {}, to);
-    for (std::int64_t row = 0; row < end - begin; ++row)
-      for (std::int64_t d = 0; d < width(); ++d) to[row][d] *= parts[row];
+    const Packed values = values_in_place() ? Packed{at(v, b, h), width(), kPanel, v.strides[2]}
+                                            : Packed{packed_values, width(), kPanel, rounded(width())};
+    multiply(end - begin, seen, {scores, wide}, values, 0, width(), {}, to);
+    for (std::int64_t row = 0; row < end - begin; ++row) {
+      float* const mine = to[row];
+      const float part = parts[row];
+      for (std::int64_t d = 0, columns = width(); d < columns; ++d) mine[d] *= part;
+    }
   }
 
-  // e^(score - largest) in place; returns what they have to be multiplied by. A row that looks at nothing gives zeros,
-  // as torch's does.
-  static float softmax(float* scores, std::int64_t count) {
+  // e^(scale * score - largest) in place; returns what they have to be multiplied by. A row that looks at nothing gives
+  // zeros, as torch's does.
+  static float softmax(float* scores, std::int64_t count, float scale) {
     const std::int64_t whole = count / kLanes * kLanes;
     Floats most = all(-INFINITY);
     for (std::int64_t s = 0; s < whole; s += kLanes) {
-      const Floats x = load(scores + s);
+      const Floats x = load(scores + s) * scale;
       most = ((x > most) | (x != x)) ? x : most;
     }
     float largest = -INFINITY;
     for (int lane = 0; lane < kLanes; ++lane)
       largest = most[lane] > largest || std::isnan(most[lane]) ? most[lane] : largest;
-    for (std::int64_t s = whole; s < count; ++s)
-      largest = scores[s] > largest || std::isnan(scores[s]) ? scores[s] : largest;
+    for (std::int64_t s = whole; s < count; ++s) {
+      const float x = scores[s] * scale;
+      largest = x > largest || std::isnan(x) ? x : largest;
+    }
     const float base = largest == -INFINITY ? 0.0f : largest;
     Floats sums{};
     for (std::int64_t s = 0; s < whole; s += kLanes) {
-      const Floats y = exp(load(scores + s) - base);
+      const Floats y = exp(load(scores + s) * scale - base);
       store(scores + s, y);
       sums += y;
     }
     float sum = 0;
     if (const int rest = static_cast<int>(count - whole); rest > 0) {
-      const Floats y = exp(load(scores + whole, rest) - base);
+      const Floats y = exp(load(scores + whole, rest) * scale - base);
       store(scores + whole, y, rest);
       for (int lane = 0; lane < rest; ++lane) sum += y[lane];
     }
@@ -158,8 +173,6 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_attention(AtenTensorHandle query, At
     for (int axis : {0, 1}) require(k.sizes[axis] == q.sizes[axis] && v.sizes[axis] == q.sizes[axis]);
     require(k.sizes[3] == q.sizes[3] && k.sizes[2] == v.sizes[2]);
     const std::int64_t b = q.sizes[0], h = q.sizes[1], l = q.sizes[2], d = v.sizes[3];
-    const std::int64_t sizes[] = {b, h, l, d}, strides[] = {l * h * d, d, h * d, 1};
-    const View y = empty(4, sizes, strides, out);
     Mask over;
     if (mask != nullptr) {
       const View m(*mask);
@@ -172,6 +185,8 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_attention(AtenTensorHandle query, At
       }
       over.data = m.data;
     }
+    const std::int64_t sizes[] = {b, h, l, d}, strides[] = {l * h * d, d, h * d, 1};
+    const View y = empty(4, sizes, strides, out);
     if (b * h * l * d > 0) Attention{q, k, v, y, over, static_cast<float>(scale), causal != 0}.run();
   });
 }

@@ -63,8 +63,6 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
       strides[axis] = step;
       rows *= sizes[axis];
     }
-    const View y = empty(x.rank, sizes.data(), strides.data(), out);
-    if (rows == 0) return;
     Finish finish;
     finish.activation = static_cast<Activation>(act);
     if (bias != nullptr) {
@@ -81,6 +79,7 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
       finish.residual = added.data;
       finish.residual_stride = added.stride;
     }
-    linear(rows, k, rows_of<2>(x, rows, k), {packed.data, n, k * kPanel}, finish, {y.data, n});
+    const View y = empty(x.rank, sizes.data(), strides.data(), out);
+    if (rows > 0) linear(rows, k, rows_of<2>(x, rows, k), {packed.data, n, k * kPanel}, finish, {y.data, n});
   });
 }
