@@ -13,6 +13,7 @@ namespace mctl {
 namespace {
 
 constexpr auto kShim = "libmctl_shim.so";
+constexpr auto kLibtorch = "libtorch_cpu.so";
 
 Error host(std::string text) { return {Code::host, std::move(text)}; }
 
@@ -43,7 +44,7 @@ std::string own_folder() {
 std::string file_of(const std::string& path) {
   struct stat status;
   if (path.empty()) return own_folder() + kShim;
-  return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) ? path + "/libtorch_cpu.so" : path;
+  return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) ? path + "/" + kLibtorch : path;
 }
 
 }  // namespace
@@ -59,6 +60,11 @@ Result<HostLibrary> HostLibrary::load(const std::string& path, int threads) {
   if (auto found = library.look_up(); !found) return found.error();
   library.set_threads(threads);
   return library;
+}
+
+std::string HostLibrary::libtorch_beside() {
+  const std::string path = own_folder() + kLibtorch;
+  return access(path.c_str(), R_OK) == 0 ? path : "";
 }
 
 Status HostLibrary::look_up() {

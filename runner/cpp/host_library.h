@@ -20,6 +20,8 @@ class HostLibrary {
   // `path`: the library, or the folder that holds libtorch_cpu.so; empty: the shim that lies beside this program.
   // `threads`: of OpenMP, for what the library starts.
   static Result<HostLibrary> load(const std::string& path, int threads);
+  // The libtorch_cpu.so that lies beside this program, as `mctl pack` lays it; empty if there is none.
+  static std::string libtorch_beside();
 
   bool is_shim() const { return is_shim_; }
   bool has(const std::string& symbol) const;

@@ -17,6 +17,7 @@
 #include "archive.h"
 #include "batcher.h"
 #include "host.h"
+#include "host_library.h"
 #include "line_writer.h"
 #include "manifest.h"
 #include "metrics.h"
@@ -97,8 +98,10 @@ WorkerSettings worker_settings(const ServeOptions& options, bool standalone, int
   settings.instances = static_cast<std::size_t>(options.instances);
   settings.bundle_fd = bundle_fd;
   settings.libtorch = options.libtorch;  // none for a standalone bundle, which needs none
-  if (const char* path = std::getenv("MCTL_LIBTORCH"); settings.libtorch.empty() && !standalone && path != nullptr)
-    settings.libtorch = path;
+  if (settings.libtorch.empty() && !standalone) {
+    const char* path = std::getenv("MCTL_LIBTORCH");
+    settings.libtorch = path != nullptr ? path : HostLibrary::libtorch_beside();
+  }
   settings.verify = options.verify;
   settings.sandbox = options.sandbox;
   settings.max_rows = max_rows;
