@@ -10,6 +10,7 @@ MctlError
 ├── ContractError       inputs that the model's contract does not allow  exit 1
 ├── ModelError          the model failed on inputs that it should take   exit 1
 ├── ParityError         the compiled model is not the eager model        exit 1
+├── PackError           the bundle cannot be packed                      exit 1
 └── ServeError          the server cannot start, or a request was refused by it  exit 1
     ├── QueueFullError      the bounded queue is full
     ├── DeadlineError       the request's deadline passed
@@ -74,6 +75,10 @@ class ModelError(MctlError):
 
 
 class ParityError(MctlError):
+    pass
+
+
+class PackError(MctlError):
     pass
 
 

@@ -24,7 +24,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     try:
         file = temporary.open("xb")
     except OSError as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
     try:
         with file:
             yield file
@@ -37,7 +37,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
         # an error that names a file comes from what the body read, not from writing
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            raise _explained(error, path) from error
+            raise explained(error, path) from error
         raise
 
 
@@ -47,16 +47,22 @@ def _check_place(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"cannot write `{path}`: it is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
-def _explained(error: OSError, path: Path) -> BundleError | UsageError:
+def explained(error: OSError, path: Path) -> BundleError | UsageError:
+    """Why `path` cannot be written, for a person."""
     reason = (error.strerror or str(error)).lower()
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+    if disk_is_full(error):
         return BundleError(f"cannot write `{path}`: {reason}", "free some space, or choose another place with `-o`")
     return UsageError(f"cannot write `{path}`: {reason}", "choose another place with `-o`")
+
+
+def disk_is_full(error: OSError) -> bool:
+    """Or fails: no fault of the path."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _sync_folder(folder: Path) -> None:

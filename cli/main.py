@@ -20,6 +20,7 @@ from .config import Configured
 from .doctor import doctor
 from .export import export
 from .inspect import inspect
+from .pack import pack
 from .parity import parity
 from .run import run
 from .serve import serve
@@ -60,6 +61,7 @@ app.command()(verify)
 app.command()(run)
 app.command()(simulate)
 app.command()(serve)
+app.command()(pack)
 app.command()(top)
 app.command()(doctor)
 

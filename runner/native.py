@@ -38,7 +38,7 @@ def prepare(bundle: Path, libtorch: Path | None, options: Mapping[str, object], 
 
     `options` are those of `mctl-runner serve` by their names in Python; None and False: not given.
     """
-    _check_platform()
+    check_platform()
     with open_bundle(bundle) as archive:
         folder = libtorch_for(archive.manifest, libtorch)
         runner = None if folder else find_runner(say)  # a checkout builds the shim with it
@@ -107,7 +107,8 @@ def find_libtorch(named: Path | None = None) -> Path:
     return folder
 
 
-def _check_platform() -> None:
+def check_platform() -> None:
+    """HostError where mctl-runner cannot run."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         here = f"{platform.system()} on {platform.machine()}"
         raise HostError(f"serving needs Linux on x86-64 or aarch64, this is {here}", "`mctl run` works here")

@@ -12,6 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from mctl.runner.pack import MODEL
+
 from ..serving.server import Server, runner
 
 ROOT = Path(__file__).parents[2]
@@ -160,10 +162,13 @@ def test_probes_and_metrics_answer(server: Server) -> None:
 def test_the_image_is_what_the_pod_runs() -> None:
     text = (ROOT / "samples" / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
-    assert {words.split()[0] for step, words in lines if step == "FROM"} == {"python:3.12-slim"}
+    assert {words.split()[0] for step, words in lines if step == "FROM"} == {
+        "python:3.12-slim-bookworm",
+        "gcr.io/distroless/base-nossl-debian12:nonroot",  # bookworm's C library
+    }
     last = {step: words for step, words in lines}  # noqa: C416
     pod = POD["spec"]["securityContext"]
     assert last["USER"] == f"{pod['runAsUser']}:{pod['runAsGroup']}"
-    assert json.loads(last["ENTRYPOINT"]) == ["mctl", "serve"]
-    assert json.loads(last["CMD"])[0] == SERVER["args"][0] == last["COPY"].split()[-1]
+    assert json.loads(last["ENTRYPOINT"]) == [f"{last['COPY'].split()[-1]}/mctl-runner", "serve"]
+    assert json.loads(last["CMD"])[0] == SERVER["args"][0] == f"{last['COPY'].split()[-1]}/{MODEL}"
     assert int(last["EXPOSE"]) == SERVER["ports"][0]["containerPort"]
