@@ -27,7 +27,7 @@ from elftools.elf.elffile import ELFFile
 from mctl.bundle_format import archive as archives
 from mctl.bundle_format.dependencies import Dependencies, read_dependencies
 from mctl.bundle_format.errors import HostError, PackError, UsageError
-from mctl.runner import image, pack_libraries, pack_output
+from mctl.runner import image, pack_check, pack_libraries, pack_output
 from mctl.runner.pack import PackOptions
 from mctl.runner.pack import pack as pack_bundle
 
@@ -143,12 +143,21 @@ def test_the_script(packed: Path, tmp_path: Path) -> None:
     """By a link, from elsewhere: it finds its folder, whose name has a blank, and hands the options on."""
     link = tmp_path / "my server"
     link.symlink_to(packed / "serve.sh")
-    environment = {"PATH": os.defpath, "LD_LIBRARY_PATH": "/nowhere"}
+    (tmp_path / "libgomp.so.1").write_text("no library")
+    environment = {"PATH": os.defpath, "LD_LIBRARY_PATH": str(tmp_path)}
     for shell in ([], ["sh"], ["bash", "--posix"]):
         done = subprocess.run([*shell, link, "--bogus", "1"], cwd="/", capture_output=True, text=True, env=environment)
         assert "no such option: `--bogus`" in done.stderr
     done = subprocess.run([link, "--port", "7 7"], cwd="/", capture_output=True, text=True, env=environment)
     assert "`--port` is `7 7`" in done.stderr
+    with subprocess.Popen([link, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said = []
+        while not (said and said[-1].startswith("ready: ")):
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        process.terminate()
+    assert process.returncode == 0
 
 
 def test_files_and_modes(packed: Path) -> None:
@@ -343,6 +352,16 @@ def test_libraries_that_do_not_fit(packed: Path, tmp_path: Path) -> None:
         pack_libraries.check_by_loader(tmp_path, ["libmctl_shim.so"])
     pack_libraries.check_by_loader(packed, ["libmctl_shim.so", "mctl-runner"])
     assert read_dependencies(packed / "mctl-runner").libraries  # the C library's, by name
+
+
+def test_a_library_from_elsewhere(packed: Path, tmp_path: Path) -> None:
+    """One that the system has, and the folder has not: the server works, but would not everywhere."""
+    folder = Path(shutil.copytree(packed, tmp_path / "dist"))
+    with archives.open_bundle(folder / "model.pt2") as archive:
+        pack_check.try_folder(folder, "serve.sh", archive)
+        (folder / "libgomp.so.1").unlink()
+        with pytest.raises(PackError, match=r"loads `.*/libgomp\.so\S*`, which is not packed"):
+            pack_check.try_folder(folder, "serve.sh", archive)
 
 
 @pytest.mark.parametrize(("needed", "debian"), [("2.34", "12"), ("2.36", "12"), ("2.37", "13"), ("2.41", "13")])
