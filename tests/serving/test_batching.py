@@ -73,6 +73,7 @@ def test_requests_that_queue_share_a_padded_batch(mlp_bundle: Path, mlp: Mlp) ->
                 before = sum(len(x) for x in inputs[:count])
                 eventually(lambda before=before: server.metrics()["mctl_queue_rows"] == before)
                 waiting.append(start(pool, server, x))
+            eventually(lambda: server.metrics()["mctl_inflight_batches"] == 2)
         assert blocker.result().headers["x-mctl-batch-size"] == "1"
         # 1 + 2 + 3 + 2 fill the batch of 8, which starts before the first one is done.
         assert [done.result().headers["x-mctl-batch-size"] for done in waiting] == ["8"] * 4
