@@ -7,11 +7,11 @@ from torch.nn.functional import pad
 PANEL = 32  # outputs
 
 
-def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def pack_linear(weight: Tensor) -> Tensor:
     """[n, k] to [ceil(n / 32), k, 32], outputs filled up with zeros."""
     n, k = weight.shape
     panels = -(-n // PANEL)
-    return pad(weight, (0, 0, 0, panels * PANEL - n)).view(panels, PANEL, k).transpose(1, 2).to(dtype).contiguous()
+    return pad(weight, (0, 0, 0, panels * PANEL - n)).view(panels, PANEL, k).transpose(1, 2).contiguous()
 
 
 def pack_conv2d(weight: Tensor, groups: int) -> Tensor:

@@ -46,14 +46,25 @@ class _Layer:
     def last(self) -> fx.Node:
         return self.nodes[-1]
 
+    def next(self) -> fx.Node | None:
+        """What alone looks at the result so far. The layer moves there: nothing may be changed in place on the way."""
+        if len(self.last.users) != 1:
+            return None
+        user = next(iter(self.last.users))
+        node = self.nodes[0].next
+        while node is not user:
+            if node not in self.nodes and _changes(node):
+                return None
+            node = node.next
+        return user
 
-def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype = torch.float32) -> int:
+
+def rewrite(module: fx.GraphModule, state: Collection[str]) -> int:
     """Rewrites in place; returns how many layers were. `state`: buffers that the model changes, which stay as they are.
 
-    Only what is float32 on the CPU and whose weights are constants; `dtype` is the one in which linear layers keep
-    theirs. The module has to be functional as torch.export makes it: parameters and buffers are `get_attr` nodes.
+    Only what is float32 on the CPU and whose weights are constants: parameters and buffers, as `get_attr` nodes.
     """
-    rewriter = _Rewriter(module, set(state), dtype)
+    rewriter = _Rewriter(module, set(state))
     for node in list(module.graph.nodes):
         if match := _MATCHES.get(node.target):
             rewriter.count += match(rewriter, node)
@@ -64,10 +75,9 @@ def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype =
 
 
 class _Rewriter:
-    def __init__(self, module: fx.GraphModule, state: set[str], dtype: torch.dtype) -> None:
+    def __init__(self, module: fx.GraphModule, state: set[str]) -> None:
         self.module = module
         self.graph = module.graph
-        self.dtype = dtype
         self.count = 0
         self._state = state
         self._packed: dict[Any, str] = {}
@@ -102,7 +112,7 @@ class _Rewriter:
             return False
         if mask is not None and _value(mask).dtype not in (torch.bool, torch.float32):
             return False
-        if not _same_shape(_value(q).shape[:2], _value(k).shape[:2]):
+        if any(not _same_shape(_value(q).shape[:2], _value(other).shape[:2]) for other in (k, v)):
             return False  # heads or batches that are repeated
         if scale is None:
             size = _value(q).shape[3]
@@ -124,9 +134,7 @@ class _Rewriter:
         if bias is not None and (not _is_float(bias, rank=1) or not _same_shape(_value(bias).shape, (n,))):
             return False
         layer = self._followed(node)
-        packed = self._store(
-            weight, transposed, lambda: packing.pack_linear(values.t() if transposed else values, self.dtype)
-        )
+        packed = self._store(weight, transposed, lambda: packing.pack_linear(values.t() if transposed else values))
         arguments = (x, packed, bias, layer.residual, n, int(layer.activation))
         self._replace(layer.nodes, ops.linear, arguments)
         return True
@@ -173,7 +181,7 @@ class _Rewriter:
 
     def _normed(self, layer: _Layer, weight: Tensor, bias: Any) -> tuple[Tensor, Tensor | None, Any]:
         """Weights and bias with the batch norm that follows, if its numbers are constants; and what names them."""
-        norm = _only_user(layer.last)
+        norm = layer.next()
         if norm is None or norm.target is not aten.batch_norm.default:
             return weight, None, None
         _, scale, shift, mean, variance, training, _, epsilon, *_ = norm.args
@@ -194,7 +202,7 @@ class _Rewriter:
     def _followed(self, node: fx.Node, layer: _Layer | None = None) -> _Layer:
         """The layer with what follows it, as long as nothing else looks at what is between."""
         layer = layer or _Layer([node])
-        while (user := _only_user(layer.last)) is not None:
+        while (user := layer.next()) is not None:
             if user.target is aten.dropout.default and not user.args[2]:
                 layer.nodes.append(user)
             elif (act := _ACTIVATIONS.get(user.target)) and (activation := act(user)) is not None:
@@ -330,8 +338,10 @@ def _same_shape(one: Any, other: Any) -> bool:
     return [str(size) for size in one] == [str(size) for size in other]
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def _changes(node: fx.Node) -> bool:
+    """Whether it writes to one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _pair(size: Any, rank: int, lone: int) -> list[int]:

@@ -52,8 +52,7 @@ def compile_variant(
         from .ops import C_SHIMS
         from .rewrite import rewrite
 
-        dtype = torch.bfloat16 if recipe.bf16 else torch.float32
-        rewrite(module, {state.name for state in contract.state}, dtype)
+        rewrite(module, {state.name for state in contract.state})
         settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
     with _watched(starting_cpp) as graphs:
         try:

@@ -72,13 +72,24 @@ struct Attention {
     }
   }
 
+  // Rows [begin, end) of q: where they lie, or, if their elements are apart, a copy.
+  Rows<const float> queries(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t end) const {
+    const Rows<const float> from{at(q, b, h) + begin * q.strides[2], q.strides[2]};
+    const std::int64_t deep = depth(), apart = q.strides[3];
+    if (apart == 1 || deep == 1) return from;
+    const Rows<float> copy{scratch<7>(kBlock * deep), deep};
+    for (std::int64_t row = 0; row < end - begin; ++row)
+      for (std::int64_t e = 0; e < deep; ++e) copy[row][e] = from[row][e * apart];
+    return {copy.data, copy.stride};
+  }
+
   // Rows [begin, end) of one head.
   void rows(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t end, const float* packed_keys,
             const float* packed_values, float* scores) const {
     const std::int64_t wide = rounded(keys());
     const std::int64_t seen = causal ? std::min(end, keys()) : keys();  // columns that any of the rows looks at
-    multiply(end - begin, depth(), {at(q, b, h) + begin * q.strides[2], q.strides[2]},
-             {packed_keys, seen, depth() * kPanel}, 0, seen, {}, {scores, wide});
+    multiply(end - begin, depth(), queries(b, h, begin, end), {packed_keys, seen, depth() * kPanel}, 0, seen, {},
+             {scores, wide});
     float parts[kBlock];
     for (std::int64_t row = begin; row < end; ++row) {
       float* const mine = scores + (row - begin) * wide;
@@ -137,14 +148,12 @@ struct Attention {
     const int threads = threads_for(all_heads * length() * keys() * (depth() + width()));
     const std::int64_t blocks = (length() + kBlock - 1) / kBlock;
     const std::int64_t parts = all_heads >= threads ? 1 : std::min<std::int64_t>(blocks, threads);
-    bool failed = false;
-#pragma omp parallel num_threads(threads) if (threads > 1) reduction(|| : failed)
-    try {
+    in_parallel(threads, [&](int index, int count) {
       const std::int64_t wide = rounded(keys());
       float* const packed_keys = scratch<3>(wide * depth() + keys() * rounded(width()) + kBlock * wide);
       float* const packed_values = packed_keys + wide * depth();
       float* const scores = packed_values + keys() * rounded(width());
-      const Share mine(all_heads * parts, omp_get_thread_num(), omp_get_num_threads());
+      const Share mine(all_heads * parts, index, count);
       for (std::int64_t job = mine.begin; job < mine.end; ++job) {
         const std::int64_t b = job / parts / heads(), h = job / parts % heads();
         const Share block(blocks, static_cast<int>(job % parts), static_cast<int>(parts));
@@ -152,10 +161,7 @@ struct Attention {
         for (std::int64_t i = block.begin; i < block.end; ++i)
           rows(b, h, i * kBlock, std::min((i + 1) * kBlock, length()), packed_keys, packed_values, scores);
       }
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    }
-    if (failed) throw std::bad_alloc();
+    });
   }
 };
 
@@ -169,7 +175,6 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_attention(AtenTensorHandle query, At
   return guarded([&] {
     const View q(query), k(key), v(value);
     for (const View* tensor : {&q, &k, &v}) tensor->require_float(4);
-    require(q.sizes[3] <= 1 || q.strides[3] == 1);
     for (int axis : {0, 1}) require(k.sizes[axis] == q.sizes[axis] && v.sizes[axis] == q.sizes[axis]);
     require(k.sizes[3] == q.sizes[3] && k.sizes[2] == v.sizes[2]);
     const std::int64_t b = q.sizes[0], h = q.sizes[1], l = q.sizes[2], d = v.sizes[3];

@@ -132,15 +132,9 @@ const float* innermost(const View& x) {
 
 void run(const Shape& s, const float* x, const float* packed, const Finish& finish, float* out) {
   const int threads = threads_for(s.pixels() * s.taps() * (s.channels / s.groups) * s.n);
-  bool failed = false;
-#pragma omp parallel num_threads(threads) if (threads > 1) reduction(|| : failed)
-  try {
-    const Share pixels(s.pixels(), omp_get_thread_num(), omp_get_num_threads());
-    (s.depthwise() ? depthwise : convolve)(s, x, packed, pixels, finish, out);
-  } catch (const std::bad_alloc&) {
-    failed = true;
-  }
-  if (failed) throw std::bad_alloc();
+  in_parallel(threads, [&](int index, int count) {
+    (s.depthwise() ? depthwise : convolve)(s, x, packed, {s.pixels(), index, count}, finish, out);
+  });
 }
 
 }  // namespace
@@ -179,12 +173,7 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
     const std::int64_t strides[] = {s.out_height * s.out_width * n, 1, s.out_width * n, n};
     Finish finish;
     finish.activation = static_cast<Activation>(act);
-    if (bias != nullptr) {
-      const View b(*bias);
-      b.require_float(1);
-      require(b.sizes[0] == n && (n == 1 || b.strides[0] == 1));
-      finish.bias = b.data;
-    }
+    finish.bias = bias_of(bias, n);
     if (residual != nullptr) {
       const View r(*residual);
       r.require_float(4);

@@ -65,12 +65,7 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
     }
     Finish finish;
     finish.activation = static_cast<Activation>(act);
-    if (bias != nullptr) {
-      const View b(*bias);
-      b.require_float(1);
-      require(b.sizes[0] == n && (n == 1 || b.strides[0] == 1));
-      finish.bias = b.data;
-    }
+    finish.bias = bias_of(bias, n);
     if (residual != nullptr) {
       const View r(*residual);
       r.require_float(x.rank);

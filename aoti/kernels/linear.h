@@ -31,13 +31,26 @@ inline float* scratch(std::int64_t floats) {
 // A loop is worth a second thread from this many multiply-adds on: about 20 us on one core.
 inline constexpr std::int64_t kParallel = 1'000'000;
 
-// Threads for so much work, and the share [begin, end) of `count` things that thread `index` of `threads` has.
 inline int threads_for(std::int64_t multiply_adds) {
   return multiply_adds < 2 * kParallel
              ? 1
              : static_cast<int>(std::min<std::int64_t>(omp_get_max_threads(), multiply_adds / kParallel));
 }
 
+// Calls work(index, count) on so many threads at most; throws std::bad_alloc if one of them did.
+template <class Work>
+inline void in_parallel(int threads, const Work& work) {
+  bool failed = false;
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(|| : failed)
+  try {
+    work(omp_get_thread_num(), omp_get_num_threads());
+  } catch (const std::bad_alloc&) {
+    failed = true;
+  }
+  if (failed) throw std::bad_alloc();
+}
+
+// The part [begin, end) of `count` things that thread `index` of `threads` has.
 struct Share {
   Share(std::int64_t count, int index, int threads)
       : begin(count * index / threads), end(count * (index + 1) / threads) {}
@@ -72,22 +85,12 @@ inline void linear(std::int64_t rows, std::int64_t k, Rows<const float> a, const
                    Rows<float> out) {
   const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
   const int threads = threads_for(rows * k * b.columns);
-  if (threads == 1) return multiply_rows({rows, 0, 1}, k, a, b, 0, b.columns, finish, out);
   const bool by_rows = rows >= 48 * threads || panels < threads;
-  bool failed = false;
-#pragma omp parallel num_threads(threads) reduction(|| : failed)
-  try {
-    const int index = omp_get_thread_num(), count = omp_get_num_threads();
-    if (by_rows) {
-      multiply_rows({rows, index, count}, k, a, b, 0, b.columns, finish, out);
-    } else {
-      const Share mine(panels, index, count);
-      multiply_rows({rows, 0, 1}, k, a, b, mine.begin * kPanel, std::min(mine.end * kPanel, b.columns), finish, out);
-    }
-  } catch (const std::bad_alloc&) {
-    failed = true;
-  }
-  if (failed) throw std::bad_alloc();
+  in_parallel(threads, [&](int index, int count) {
+    const Share mine(panels, by_rows ? 0 : index, by_rows ? 1 : count);
+    multiply_rows({rows, by_rows ? index : 0, by_rows ? count : 1}, k, a, b, mine.begin * kPanel,
+                  std::min(mine.end * kPanel, b.columns), finish, out);
+  });
 }
 
 }  // namespace mctl

@@ -48,6 +48,15 @@ struct View {
   std::int32_t dtype = 0;
 };
 
+// A bias of `n` floats; null where there is none.
+inline const float* bias_of(AtenTensorHandle* bias, std::int64_t n) {
+  if (bias == nullptr) return nullptr;
+  const View b(*bias);
+  b.require_float(1);
+  require(b.sizes[0] == n && (n == 1 || b.strides[0] == 1));
+  return b.data;
+}
+
 inline View empty(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides, AtenTensorHandle* out) {
   require(aoti_torch_empty_strided(rank, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
                                    out) == 0);

@@ -285,6 +285,13 @@ def test_attention_takes_heads_where_a_linear_layer_left_them(kernels: Kernels) 
     close(kernels.attention(q, k, v), reference(q, k, v, None, False), 8)
 
 
+def test_attention_takes_any_strides(kernels: Kernels) -> None:
+    q, k, v = (torch.randn(2, 3, 10, size).transpose(2, 3) for size in (60, 21, 21))
+    close(kernels.attention(q, k, v), reference(q, k, v, None, False), 31)
+    repeated = torch.randn(1, 1, 1, 10).expand(2, 3, 60, 10)
+    close(kernels.attention(repeated, k, v), reference(repeated, k, v, None, False), 31)
+
+
 def test_what_torch_gives_for_a_row_that_looks_at_nothing() -> None:
     q = torch.randn(1, 1, 4, 8)
     with warnings.catch_warnings():

@@ -44,7 +44,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Weights are kept as they are, and the operators run."""
-    monkeypatch.setattr(packing, "pack_linear", lambda weight, dtype: weight.clone())
+    monkeypatch.setattr(packing, "pack_linear", lambda weight: weight.clone())
     monkeypatch.setattr(packing, "pack_conv2d", lambda weight, groups: weight.clone())
     with torch.library._scoped_library("mctl", "IMPL") as library:
         for function in (linear, conv2d, attention):
@@ -135,6 +135,30 @@ def test_what_is_not_a_plain_shortcut_stays(function) -> None:  # type: ignore[n
     made = Made(Named(function, a=nn.Linear(8, 8)), 8)
     assert (made.residual(), made.activation()) == (None, Activation.NONE)
     assert made.others
+
+
+def shortcut_of_a_changed_input(m, x):  # type: ignore[no-untyped-def]
+    x = x.clone()
+    y = m.a(x)
+    x.relu_()
+    return torch.relu(y + x)
+
+
+def test_an_input_that_is_changed_after_the_layer_read_it() -> None:
+    made = Made(Named(shortcut_of_a_changed_input, a=nn.Linear(8, 8)), 8)
+    assert (made.count, made.residual(), made.activation()) == (1, None, Activation.NONE)
+
+
+def norm_of_a_changed_input(m, x):  # type: ignore[no-untyped-def]
+    x = x.clone()
+    y = m.c(x)
+    x.mul_(2)
+    return m.n(y) + x.sum()
+
+
+def test_an_input_that_is_changed_before_the_norm() -> None:
+    made = Made(Named(norm_of_a_changed_input, c=nn.Conv2d(4, 4, 3), n=normed(4)), 4, 6, 7)
+    assert made.count == 1 and "aten.batch_norm.default" in made.others
 
 
 def test_both_ways_to_write_a_product() -> None:
@@ -250,6 +274,7 @@ def test_a_norm_of_the_batch_at_hand_stays() -> None:
         (lambda m, x: F.scaled_dot_product_attention(x[:, 0], x[:, 0], x[:, 0]), 0),  # three axes
         (lambda m, x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1], enable_gqa=True), 0),
         (lambda m, x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1]), 0),  # heads are broadcast
+        (lambda m, x: F.scaled_dot_product_attention(x, x, x[:, :1]), 0),
     ],
 )
 def test_attention(function, count: int) -> None:  # type: ignore[no-untyped-def]
