@@ -182,6 +182,13 @@ def test_activations(kernels: Kernels, act: Activation) -> None:
     torch.testing.assert_close(got[finite].double(), wanted[finite], rtol=1e-6, atol=3e-7)
 
 
+def test_tanh_of_small_numbers(kernels: Kernels) -> None:
+    """To the relative precision of float32, where 1 - 2 / (e^2x + 1) has lost it."""
+    x = torch.logspace(-12, 0.3, 400).reshape(-1, 1)
+    got = kernels.linear(torch.cat([x, -x]), torch.ones(1, 1), act=Activation.TANH)
+    torch.testing.assert_close(got.double(), torch.tanh(torch.cat([x, -x]).double()), rtol=5e-7, atol=0)
+
+
 @pytest.mark.parametrize(
     "x",
     [

@@ -84,7 +84,10 @@ class Named(nn.Module):
         super().__init__()
         self.function = function
         for name, part in parts.items():
-            setattr(self, name, part)
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
@@ -262,6 +265,17 @@ def test_a_convolution_of_one_axis(length: int) -> None:
 def test_a_norm_of_the_batch_at_hand_stays() -> None:
     norm = nn.BatchNorm2d(6, track_running_stats=False)
     assert Made(nn.Sequential(nn.Conv2d(4, 6, 3), norm), 4, 6, 7).others == ["aten.batch_norm.default"]
+
+
+def test_a_norm_in_training_stays() -> None:
+    norm = normed(6)
+    model = Named(
+        lambda m, x: F.batch_norm(m.c(x), m.mean, m.var, training=True, momentum=0.0),
+        c=nn.Conv2d(4, 6, 3),
+        mean=norm.running_mean,
+        var=norm.running_var,
+    )
+    assert Made(model, 4, 6, 7).others == ["aten.batch_norm.default"]
 
 
 @pytest.mark.parametrize(
