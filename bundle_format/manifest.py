@@ -26,6 +26,7 @@ from .strict_json import refuse_ambiguity, refuse_depth, refuse_many_parts
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
+Threads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Isa = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"]
 
 
@@ -108,8 +109,47 @@ class Measured(Strict, frozen=True):
     """One point of the curve: what a call of these sizes took on `threads` threads, the median of several."""
 
     dims: dict[str, Count]
-    threads: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    threads: Threads
     median_us: Count
+
+
+class Machine(Strict, frozen=True):
+    """Where variants were measured: the CPU's name, the cores that could be used, the ISA level."""
+
+    cpu: str
+    cores: Threads
+    isa: str = ""
+
+
+class Timing(Strict, frozen=True):
+    """What a call of these sizes took with one variant, the median of several."""
+
+    dims: dict[str, Count]
+    threads: Threads
+    variant: str
+    median_ns: Count
+
+
+class Choice(Strict, frozen=True):
+    """Which variant runs at these sizes on `threads` threads.
+
+    `pad`: sizes below that have no choice of their own are padded to these; else they run as they are.
+    """
+
+    dims: dict[str, Count]
+    threads: Threads
+    variant: str
+    pad: bool = True
+
+
+class Tuning(Strict, frozen=True):
+    """What was measured to choose among the variants. `choices` are looked up in their order: lookup.py."""
+
+    machine: Machine
+    noise: Annotated[float, msgspec.Meta(ge=0)]  # by which share a variant differs from itself
+    choices: tuple[Choice, ...]
+    timings: tuple[Timing, ...] = ()
+    threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # the best number for the largest sizes; 0: not known
 
 
 class Manifest(Strict, frozen=True):
@@ -131,6 +171,7 @@ class Manifest(Strict, frozen=True):
     buckets: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     curve: tuple[Measured, ...] = ()  # what batches cost: a server begins with it
+    tuning: Tuning | None = None
     parity: Literal["pass", "skipped"] | None = None
     standalone: bool = False  # checked without libtorch: mctl's own C library has all that the variants import
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
@@ -192,6 +233,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_variant(manifest, variant)
     for point in manifest.curve:
         _validate_sizes(manifest, point.dims, "a point of the curve")
+    if manifest.tuning is not None:
+        _validate_tuning(manifest, manifest.tuning)
     for dim, sizes in manifest.buckets.items():
         _validate_buckets(manifest.contract, dim, sizes)
     outputs = {output.name for output in manifest.contract.outputs}
@@ -201,8 +244,8 @@ def _validate(manifest: Manifest) -> None:
             raise BundleError(f"the tolerance of output `{name[:128]}` is not sound")
     if manifest.schema == BUNDLE_SCHEMA:
         _validate_bundle(manifest)
-    elif manifest.target or manifest.variants or manifest.buckets or manifest.curve or manifest.parity:
-        raise BundleError("the manifest of a program has no target, variants, buckets, curve or parity")
+    elif any((manifest.target, manifest.variants, manifest.buckets, manifest.curve, manifest.tuning, manifest.parity)):
+        raise BundleError("the manifest of a program has no target, variants, buckets, curve, tuning or parity")
     elif manifest.standalone:
         raise BundleError("a program is not `standalone`: that is said of compiled code")
 
@@ -224,6 +267,23 @@ def _validate_sizes(manifest: Manifest, dims: dict[str, int], where: str) -> Non
     declared = {dim.name: dim for dim in manifest.contract.dims}
     if dims.keys() != declared.keys() or not all(declared[d].allows(size) for d, size in dims.items()):
         raise BundleError(f"{where} does not give each dim a size inside its range")
+
+
+def _validate_tuning(manifest: Manifest, tuning: Tuning) -> None:
+    if not isfinite(tuning.noise):
+        raise BundleError("the noise of the tuning is no finite number")
+    covers = {variant.name: variant.covers for variant in manifest.variants}
+    for what, points in (("a choice", tuning.choices), ("a timing", tuning.timings)):
+        seen = set()
+        for point in points:
+            _validate_sizes(manifest, point.dims, what)
+            ranges = covers.get(point.variant)
+            if ranges is None or not all(ranges[d][0] <= size <= ranges[d][1] for d, size in point.dims.items()):
+                raise BundleError(f"{what} names the variant `{point.variant[:128]}`, which does not cover its sizes")
+            key = (point.threads, point.variant if isinstance(point, Timing) else "", *sorted(point.dims.items()))
+            if key in seen:
+                raise BundleError(f"{what} is there twice")
+            seen.add(key)
 
 
 def _validate_variant(manifest: Manifest, variant: Variant) -> None:

@@ -164,6 +164,7 @@ class DynamicBatcher:
             max_queue_size=4 * max(size, 1) if queue is None else queue,
             max_queue_delay_us=delay_us,
             allowed_batch_sizes=sizes,
+            unpadded_sizes=self._session.unpadded if allowed is None and self._batch is not None else (),
             default_timeout_us=_microseconds(timeout),
         )
 

@@ -90,12 +90,6 @@ class Library:
         self._container.update_constant_buffer(self._constants, False, True, True)
         self.run = self._container.run
 
-    def covers(self, dims: Mapping[str, int]) -> bool:
-        for name, (low, high) in self.variant.covers.items():  # noqa: SIM110 (twice as fast as all() on every call)
-            if not low <= dims[name] <= high:
-                return False
-        return True
-
     def _named(self, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Constants by the names that the library itself has for them; all of them, or BundleError."""
         named = {}

@@ -5,7 +5,7 @@ microseconds on one clock; everything counts rows.
 
 1.  `limit`, the most rows of a batch, is max_batch_size, or the last of allowed_batch_sizes if that is smaller; with a
     latency target it is less for the time being (rules 9 to 15, in pace.py). A batch is padded up to the first allowed
-    size that holds it; without allowed sizes it is not padded.
+    size that holds it, its bucket; without allowed sizes, or where the bucket is one of unpadded_sizes, it is not.
 2.  An arrival of more rows than `limit` is split into chunks of `limit` rows and a rest, which queue next to each other
     as requests of their own with the arrival's key, time and deadline. It is answered when its last chunk is.
 3.  A request has expired when `deadline <= now`. Expired ones leave the queue before anything else is looked at; they
@@ -42,6 +42,7 @@ class Settings:
     max_queue_size: int  # rows
     max_queue_delay_us: int = 0
     allowed_batch_sizes: tuple[int, ...] = ()  # ascending; empty: a batch is not padded
+    unpadded_sizes: tuple[int, ...] = ()  # of these: what they hold runs as it is
     default_timeout_us: int = 30_000_000
     latency_target_us: int | None = None  # of `percentile` percent of the requests
     percentile: int = 99
@@ -67,7 +68,8 @@ class Settings:
 
     def padded(self, rows: int) -> int:
         """Rows of a batch after padding."""
-        return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
+        size = next((size for size in self.allowed_batch_sizes if size >= rows), rows)
+        return rows if size in self.unpadded_sizes else size
 
     def admits(self, waiting: int, rows: int) -> bool:
         """Whether an arrival may queue behind `waiting` rows."""

@@ -17,6 +17,7 @@ from ..bundle_format.contract import TensorInfo
 from ..bundle_format.errors import BundleError, ClosedError, ContractError, HostError, ModelError, UsageError
 from ..bundle_format.host import host_verdict
 from ..bundle_format.layout import WEIGHTS
+from ..bundle_format.lookup import Lookup
 from . import rows, values
 from .library import LIBTORCH, Constants, Library, load_libraries, span
 from .values import Value
@@ -51,7 +52,7 @@ def load(path: str | Path, threads: int | None = None, *, verify: bool = True) -
         raise
     if threads is not None:
         torch.set_num_threads(threads)
-    return Session(archive, constants, libraries)
+    return Session(archive, constants, libraries, threads or torch.get_num_threads())
 
 
 @dataclass(slots=True)
@@ -81,13 +82,18 @@ class Session:
     each process.
     """
 
-    def __init__(self, archive: Archive, constants: Constants, libraries: list[Library]) -> None:
+    def __init__(self, archive: Archive, constants: Constants, libraries: list[Library], threads: int) -> None:
         self.manifest = archive.manifest
         self.contract = self.manifest.contract
         self.stats = Stats()
         self._archive = archive
         self._constants = constants
-        self._libraries = libraries
+        self._libraries = {library.variant.name: library for library in libraries}
+        self._lookup = Lookup(self.manifest, threads)
+        self._chosen: dict[tuple[tuple[str, int], ...], Library] = {}
+        batch = self.contract.batch_dim
+        # up to these of its buckets a batch is faster as it is
+        self.unpadded = self._lookup.unpadded(batch) if batch else ()
         self._spans = constants.spans()
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -128,7 +134,8 @@ class Session:
     def close(self) -> None:
         """Lets go of the weights and the file; later calls raise ClosedError. The code stays mapped."""
         with self._lock:
-            self._libraries = []
+            self._libraries = {}
+            self._chosen = {}
             self._constants = None  # type: ignore[assignment]
             self._archive.close()
 
@@ -169,7 +176,11 @@ class Session:
         """The sizes that inputs of these sizes are padded to."""
         # rows that are no one's must not change a model's state
         buckets = {} if self.contract.state else self.manifest.buckets
-        return {name: next((b for b in buckets.get(name, ()) if b >= size), size) for name, size in dims.items()}
+        sizes = {name: next((b for b in buckets.get(name, ()) if b >= size), size) for name, size in dims.items()}
+        batch = self.contract.batch_dim
+        if batch is not None and sizes[batch] in self.unpadded:
+            sizes[batch] = dims[batch]
+        return sizes
 
     def run(self, tensors: list[Tensor], dims: Mapping[str, int]) -> list[Tensor]:
         """Runs the variant for `dims` on tensors that were checked. ModelError, ClosedError."""
@@ -190,11 +201,16 @@ class Session:
     # -------------------------------------------------------------------------------------------------------------
 
     def _library(self, dims: Mapping[str, int]) -> Library:
-        """The first variant that covers these sizes."""
-        for library in self._libraries:
-            if library.covers(dims):
-                return library
-        raise BundleError(f"no variant covers {', '.join(f'{name}={size}' for name, size in dims.items())}")
+        """The variant that the bundle's measurements chose for these sizes."""
+        sizes = tuple(dims.items())
+        if sizes not in self._chosen:
+            variant = self._lookup.variant(dims)
+            if variant is None:
+                raise BundleError(f"no variant covers {', '.join(f'{name}={size}' for name, size in dims.items())}")
+            if len(self._chosen) >= _REMEMBERED:
+                self._chosen.clear()
+            self._chosen[sizes] = self._libraries[variant.name]
+        return self._chosen[sizes]
 
     def _callers_own(self, outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
         """Copies of outputs that are an input or a constant themselves, which a later call could change."""

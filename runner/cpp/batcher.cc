@@ -29,10 +29,12 @@ Error refused(const Estimate& estimate, std::int64_t time_us, bool by_target) {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-Batcher::Batcher(asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
-                 std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics)
+Batcher::Batcher(asio::io_context& io, const Manifest& manifest, const Lookup& lookup, Packing& packing,
+                 BatchSettings settings, std::chrono::nanoseconds worker_timeout, Supervisor& supervisor,
+                 Metrics& metrics)
     : io_(io),
       manifest_(manifest),
+      lookup_(lookup),
       packing_(packing),
       settings_(std::move(settings)),
       worker_timeout_(worker_timeout),
@@ -263,7 +265,8 @@ void Batcher::start(Place place, const Decision& decision) {
   }
   batch.formed = pace_.formed(first.kind, decision.rows, decision.reason == Reason::full);
   batch.sizes = packing_.sizes(first.call->dims, settings_.padded(decision.rows));
-  batch.facts = {packing_.bucket_of(batch.sizes), decision.reason, decision.rows, packing_.rows_of(batch.sizes)};
+  const DimSizes bucket = packing_.sizes(first.call->dims, settings_.bucket(decision.rows));
+  batch.facts = {packing_.bucket_of(bucket), decision.reason, decision.rows, packing_.rows_of(batch.sizes)};
   if (!fill(place, batch)) return;
   metrics_.batch_started(batch.facts);
   ++inflight_;
@@ -277,7 +280,7 @@ void Batcher::start(Place place, const Decision& decision) {
 // Writes a batch into a slot and makes the slot ready; false if no variant runs such sizes, or memory is short.
 bool Batcher::fill(Place place, Batch& batch) {
   Arena& arena = supervisor_.arena(place.worker);
-  const Variant* variant = variant_for(manifest_, batch.sizes);
+  const auto variant = lookup_.variant(batch.sizes);
   if (!variant) {
     for (const Waiting& request : batch.requests) end(*request.call, {Code::model, "no variant covers these sizes"});
     return false;
@@ -295,9 +298,9 @@ bool Batcher::fill(Place place, Batch& batch) {
   }
   packing_.fill_pad_rows(arena, place.slot, batch.sizes, row);
   SlotState& state = arena.slot(place.slot);
-  state.variant = static_cast<std::uint32_t>(variant - manifest_.variants.data());
+  state.variant = static_cast<std::uint32_t>(*variant);
   std::copy(batch.sizes.begin(), batch.sizes.end(), state.dims);
-  batch.variant = variant->name;
+  batch.variant = manifest_.variants[*variant].name;
   batch.since_ns = now_ns();
   batch.filling_ns = batch.since_ns - begun;
   state.begun_ns = 0;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "lookup.h"
 #include "metrics.h"
 #include "pace.h"
 #include "packing.h"
@@ -47,8 +48,8 @@ struct Call {
 
 class Batcher {
  public:
-  Batcher(boost::asio::io_context& io, const Manifest& manifest, Packing& packing, BatchSettings settings,
-          std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
+  Batcher(boost::asio::io_context& io, const Manifest& manifest, const Lookup& lookup, Packing& packing,
+          BatchSettings settings, std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
 
   // Code::unavailable if the queue has no room for so many rows of a client: can be asked before a request is read.
   Status admit(Client client, std::int64_t rows);
@@ -120,6 +121,7 @@ class Batcher {
 
   boost::asio::io_context& io_;
   const Manifest& manifest_;
+  const Lookup& lookup_;
   Packing& packing_;
   const BatchSettings settings_;
   const std::chrono::nanoseconds worker_timeout_;

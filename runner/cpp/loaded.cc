@@ -38,6 +38,7 @@ Status Loaded::load(const std::string& library, int threads) {
   if (!loaded) return loaded.error();
   library_ = *std::move(loaded);
   threads_ = threads;
+  lookup_.emplace(manifest_, threads);
   if (auto runs = check_libraries(manifest_, *library_); !runs) return runs;
   for (const Variant& variant : manifest_.variants) {
     // A copy, so that what was hashed is what is mapped.

@@ -11,6 +11,7 @@
 #include "aoti.h"
 #include "archive.h"
 #include "host_library.h"
+#include "lookup.h"
 #include "manifest.h"
 #include "result.h"
 #include "weights.h"
@@ -35,6 +36,9 @@ class Loaded {
   const Manifest& manifest() const { return manifest_; }
   const std::string& code_folder() const { return models_.front().folder(); }  // as Model::folder
 
+  // The variant that a server runs at these sizes with as many threads; nullopt: none covers them.
+  std::optional<std::size_t> variant(std::span<const std::int64_t> dims) const { return lookup_->variant(dims); }
+
   void reset() { weights_.reset(); }  // the state, as the bundle has it
 
   // One call, as Model::run; the variant covers these sizes.
@@ -47,6 +51,7 @@ class Loaded {
   Weights weights_;
   std::optional<HostLibrary> library_;
   std::vector<Model> models_;
+  std::optional<Lookup> lookup_;
   int threads_ = 1;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "contract_json.h"
 #include "json.h"
@@ -110,16 +111,70 @@ Golden read_golden(const json::value& value, const std::string& where, std::stri
   return golden;
 }
 
+std::int64_t read_threads(Fields& fields) {
+  const std::int64_t threads = fields.integer("threads");
+  if (threads < 1 || threads > kMaxThreads) fields.fail("threads", "is not in 1.." + std::to_string(kMaxThreads));
+  return threads;
+}
+
 Measured read_measured(const json::value& value, const std::string& where, std::string& fault) {
   Fields fields(value, where, fault);
-  Measured measured{{}, fields.integer("threads"), fields.integer("median_us")};
+  Measured measured{{}, read_threads(fields), fields.integer("median_us")};
   fields.each_key("dims", true, [&](std::string key, const json::value& item, const std::string& at) {
     measured.dims[std::move(key)] = integer_of(item, at, fault);
   });
-  if (measured.threads < 1 || measured.threads > 4096) fields.fail("threads", "is not in 1..4096");
   if (measured.median_us < 0) fields.fail("median_us", "is negative");
   fields.finish();
   return measured;
+}
+
+Choice read_choice(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  Choice choice{{}, read_threads(fields), fields.text("variant"), fields.boolean("pad", true)};
+  fields.each_key("dims", true, [&](std::string key, const json::value& item, const std::string& at) {
+    choice.dims[std::move(key)] = integer_of(item, at, fault);
+  });
+  fields.finish();
+  return choice;
+}
+
+// A timing is a choice's place and a time; only that it is sound matters here.
+Choice read_timing(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  Choice timing{{}, read_threads(fields), fields.text("variant")};
+  fields.each_key("dims", true, [&](std::string key, const json::value& item, const std::string& at) {
+    timing.dims[std::move(key)] = integer_of(item, at, fault);
+  });
+  if (fields.integer("median_ns") < 0) fields.fail("median_ns", "is negative");
+  fields.finish();
+  return timing;
+}
+
+void read_machine(const json::value& value, std::string& fault) {
+  Fields fields(value, "tuning.machine", fault);
+  fields.text("cpu");
+  const std::int64_t cores = fields.integer("cores");
+  if (cores < 1 || cores > kMaxThreads) fields.fail("cores", "is not in 1.." + std::to_string(kMaxThreads));
+  fields.text("isa", false);
+  fields.finish();
+}
+
+Tuning read_tuning(const json::value& value, std::string& fault) {
+  Fields fields(value, "tuning", fault);
+  Tuning tuning;
+  if (const auto* machine = fields.find("machine")) read_machine(*machine, fault);
+  if (fields.number("noise") < 0) fields.fail("noise", "is negative");
+  tuning.threads = fields.integer("threads", 0);
+  if (tuning.threads < 0 || tuning.threads > kMaxThreads)
+    fields.fail("threads", "is no number in 0.." + std::to_string(kMaxThreads));
+  fields.each("choices", true, [&](const json::value& item, const std::string& at) {
+    tuning.choices.push_back(read_choice(item, at, fault));
+  });
+  fields.each("timings", false, [&](const json::value& item, const std::string& at) {
+    tuning.timings.push_back(read_timing(item, at, fault));
+  });
+  fields.finish();
+  return tuning;
 }
 
 Tolerance read_tolerance(const json::value& value, const std::string& where, std::string& fault) {
@@ -173,6 +228,7 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
   fields.each("curve", false, [&](const json::value& item, const std::string& at) {
     manifest.curve.push_back(read_measured(item, at, fault));
   });
+  if (const auto* tuning = fields.nullable("tuning")) manifest.tuning = read_tuning(*tuning, fault);
   fields.each_key("tolerances", true, [&](std::string key, const json::value& item, const std::string& at) {
     manifest.tolerances[std::move(key)] = read_tolerance(item, at, fault);
   });
@@ -228,6 +284,25 @@ Status check_variant(const Manifest& manifest, const Variant& variant) {
   if (!variant.constants.empty() && !manifest.members.contains(kWeights))
     return damaged(where + " has constants, but the manifest lists no `" + std::string(kWeights) + "`");
   return check_listed(manifest, variant.library, std::string(kVariants) + variant.name + "/");
+}
+
+// `points` of the tuning have sizes that their variants cover, and none is there twice.
+Status check_points(const Manifest& manifest, const std::vector<Choice>& points, const std::string& what,
+                    bool one_variant) {
+  std::set<std::tuple<std::map<std::string, std::int64_t>, std::int64_t, std::string>> seen;
+  for (const Choice& point : points) {
+    if (auto sizes = check_sizes(manifest, point.dims, what); !sizes) return sizes;
+    const auto variant = std::ranges::find(manifest.variants, point.variant, &Variant::name);
+    const auto covered = [&](const auto& dim) {
+      const auto& range = variant->covers.at(dim.first);
+      return range.first <= dim.second && dim.second <= range.second;
+    };
+    if (variant == manifest.variants.end() || !std::ranges::all_of(point.dims, covered))
+      return damaged(what + " names the variant `" + point.variant + "`, which does not cover its sizes");
+    if (!seen.emplace(point.dims, point.threads, one_variant ? "" : point.variant).second)
+      return damaged(what + " is there twice");
+  }
+  return Done{};
 }
 
 // Each name is a part of its member's path.
@@ -292,6 +367,10 @@ Status check_sound(const Manifest& manifest) {
   const auto whole = [&](const Variant& variant) { return covers_all(manifest.contract, variant); };
   if (std::none_of(manifest.variants.begin(), manifest.variants.end(), whole))
     return damaged("no variant covers the whole contract");
+  if (manifest.tuning) {
+    if (auto sound = check_points(manifest, manifest.tuning->choices, "a choice", true); !sound) return sound;
+    if (auto sound = check_points(manifest, manifest.tuning->timings, "a timing", false); !sound) return sound;
+  }
   if (auto buckets = check_buckets(manifest); !buckets) return buckets;
   return check_tolerances(manifest);
 }
@@ -332,12 +411,6 @@ bool covers(const Variant& variant, const Contract& contract, std::span<const st
       return false;
   }
   return true;
-}
-
-const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims) {
-  const auto found = std::find_if(manifest.variants.begin(), manifest.variants.end(),
-                                  [&](const Variant& variant) { return covers(variant, manifest.contract, dims); });
-  return found != manifest.variants.end() ? &*found : nullptr;
 }
 
 }  // namespace mctl

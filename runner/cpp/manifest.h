@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,20 @@ struct Measured {
   std::int64_t threads = 0, median_us = 0;
 };
 
+// What was measured to choose among the variants. A choice: which one runs at these sizes on so many threads; `pad`:
+// sizes below that have no choice of their own are padded to these.
+struct Choice {
+  std::map<std::string, std::int64_t> dims;
+  std::int64_t threads = 0;
+  std::string variant;
+  bool pad = true;
+};
+
+struct Tuning {
+  std::vector<Choice> choices, timings;  // of timings, the times are for people
+  std::int64_t threads = 0;              // the best number for the largest sizes; 0: not known
+};
+
 struct Manifest {
   std::string name, version, torch;  // torch: producer.torch
   bool standalone = false;           // runs through the shim, without libtorch
@@ -61,6 +76,7 @@ struct Manifest {
   std::vector<Variant> variants;
   std::vector<Golden> golden;
   std::vector<Measured> curve;
+  std::optional<Tuning> tuning;
   std::map<std::string, Tolerance> tolerances;
   std::map<std::string, Member, std::less<>> members;
   std::string digest;  // SHA-256 (hex) of the manifest's bytes: the bundle's identity
@@ -69,8 +85,5 @@ struct Manifest {
 Result<Manifest> parse_manifest(std::string_view json);
 
 bool covers(const Variant& variant, const Contract& contract, std::span<const std::int64_t> dims);
-
-// The first variant that covers these sizes; nullptr if none does.
-const Variant* variant_for(const Manifest& manifest, std::span<const std::int64_t> dims);
 
 }  // namespace mctl

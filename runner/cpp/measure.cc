@@ -92,10 +92,9 @@ class Bench {
   }
 
   Result<std::vector<std::int64_t>> measure(const Ask& ask, const StoredTensors& tensors) {
-    const Variant* variant = chosen(ask);
-    if (variant == nullptr || !covers(*variant, manifest_.contract, ask.dims))
+    const auto variant = chosen(ask);
+    if (!variant || !covers(manifest_.variants[*variant], manifest_.contract, ask.dims))
       return Error{Code::usage, "no variant `" + ask.variant + "` covers these sizes"};
-    const auto index = static_cast<std::size_t>(variant - manifest_.variants.data());
     std::vector<std::byte*> inputs;
     for (const Tensor& declared : manifest_.contract.inputs) {
       const auto tensor = tensors.find("input." + declared.name);
@@ -117,7 +116,7 @@ class Bench {
     const auto until = Clock::now() + std::chrono::duration<double>(ask.seconds);
     do {
       const auto begun = Clock::now();
-      if (auto ran = bundle_.run(index, ask.dims, inputs, outputs); !ran) return ran.error();
+      if (auto ran = bundle_.run(*variant, ask.dims, inputs, outputs); !ran) return ran.error();
       took.push_back((Clock::now() - begun) / std::chrono::nanoseconds(1));
     } while (static_cast<std::int64_t>(took.size()) < ask.calls && Clock::now() < until);
     if (ask.outputs.empty()) return took;
@@ -125,10 +124,11 @@ class Bench {
     return took;
   }
 
-  const Variant* chosen(const Ask& ask) const {
-    if (ask.variant.empty()) return variant_for(manifest_, ask.dims);
+  std::optional<std::size_t> chosen(const Ask& ask) const {
+    if (ask.variant.empty()) return bundle_.variant(ask.dims);
     const auto named = std::ranges::find(manifest_.variants, ask.variant, &Variant::name);
-    return named != manifest_.variants.end() ? &*named : nullptr;
+    if (named == manifest_.variants.end()) return std::nullopt;
+    return static_cast<std::size_t>(named - manifest_.variants.begin());
   }
 
   Status write(const Ask& ask, const std::vector<std::vector<std::byte>>& outputs) const {

@@ -39,9 +39,14 @@ std::int64_t BatchSettings::limit() const {
   return allowed_batch_sizes.empty() ? max_batch_size : std::min(max_batch_size, allowed_batch_sizes.back());
 }
 
-std::int64_t BatchSettings::padded(std::int64_t rows) const {
+std::int64_t BatchSettings::bucket(std::int64_t rows) const {
   const auto size = std::lower_bound(allowed_batch_sizes.begin(), allowed_batch_sizes.end(), rows);
   return size == allowed_batch_sizes.end() ? rows : *size;
+}
+
+std::int64_t BatchSettings::padded(std::int64_t rows) const {
+  const std::int64_t size = bucket(rows);
+  return std::ranges::find(unpadded_sizes, size) == unpadded_sizes.end() ? size : rows;
 }
 
 std::string_view name_of(Reason reason) {

@@ -21,11 +21,13 @@ struct BatchSettings {
   std::int64_t max_queue_size = 1;  // rows
   std::int64_t max_queue_delay_us = 0;
   std::vector<std::int64_t> allowed_batch_sizes;  // ascending; empty: a batch is not padded
+  std::vector<std::int64_t> unpadded_sizes = {};  // of these: what they hold runs as it is
   std::int64_t default_timeout_us = 30'000'000;
   std::optional<std::int64_t> latency_target_us = std::nullopt;  // of `percentile` percent of the requests
   std::int64_t percentile = 99;
 
-  std::int64_t limit() const;  // the most rows that a batch may ever have, before padding
+  std::int64_t limit() const;                    // the most rows that a batch may ever have, before padding
+  std::int64_t bucket(std::int64_t rows) const;  // the allowed size that holds them
   std::int64_t padded(std::int64_t rows) const;
   bool admits(std::int64_t waiting, std::int64_t rows) const { return rows <= max_queue_size - waiting; }
 };

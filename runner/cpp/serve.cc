@@ -19,6 +19,7 @@
 #include "host.h"
 #include "host_library.h"
 #include "line_writer.h"
+#include "lookup.h"
 #include "manifest.h"
 #include "metrics.h"
 #include "packing.h"
@@ -47,8 +48,18 @@ struct File {
 
 Error usage(std::string text) { return {Code::usage, std::move(text)}; }
 
+// Of a worker: its share of the cores, but no more than made this model faster.
+std::int64_t threads_of(const ServeOptions& options, const Manifest& manifest) {
+  if (options.threads) return *options.threads;
+  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const std::int64_t share = std::max<std::int64_t>(1, cores / options.instances);
+  const std::int64_t best = manifest.tuning ? manifest.tuning->threads : 0;
+  return best > 0 ? std::min(best, share) : share;
+}
+
 // What the options leave open follows from the bundle.
-Result<BatchSettings> batch_settings(const ServeOptions& options, const Manifest& manifest, const Packing& packing) {
+Result<BatchSettings> batch_settings(const ServeOptions& options, const Manifest& manifest, const Lookup& lookup,
+                                     const Packing& packing) {
   BatchSettings settings;
   settings.max_queue_delay_us = options.max_queue_delay_us;
   settings.default_timeout_us = options.default_timeout_ms * 1000;
@@ -61,8 +72,14 @@ Result<BatchSettings> batch_settings(const ServeOptions& options, const Manifest
   if (const auto batch = packing.batch_dim()) {
     const Dim& dim = manifest.contract.dims[*batch];
     const auto buckets = manifest.buckets.find(dim.name);
-    if (buckets != manifest.buckets.end()) settings.allowed_batch_sizes = buckets->second;
-    if (options.allowed_batch_sizes) settings.allowed_batch_sizes = *options.allowed_batch_sizes;
+    if (buckets != manifest.buckets.end()) {
+      settings.allowed_batch_sizes = buckets->second;
+      settings.unpadded_sizes = lookup.unpadded(*batch);
+    }
+    if (options.allowed_batch_sizes) {
+      settings.allowed_batch_sizes = *options.allowed_batch_sizes;
+      settings.unpadded_sizes.clear();
+    }
     settings.max_batch_size = options.max_batch_size.value_or(dim.max);
     const auto fits = [&](std::int64_t size) { return size >= dim.min && size <= dim.max && size % dim.multiple == 0; };
     const std::string allowed = ", the contract allows " + dim.name + " " + std::to_string(dim.min) + ".." +
@@ -92,21 +109,20 @@ HttpLimits http_limits(const ServeOptions& options) {
   return limits;
 }
 
-WorkerSettings worker_settings(const ServeOptions& options, bool standalone, int bundle_fd,
+WorkerSettings worker_settings(const ServeOptions& options, const Manifest& manifest, int bundle_fd,
                                std::optional<std::int64_t> max_rows) {
   WorkerSettings settings;
   settings.instances = static_cast<std::size_t>(options.instances);
   settings.bundle_fd = bundle_fd;
   settings.libtorch = options.libtorch;  // none for a standalone bundle, which needs none
-  if (settings.libtorch.empty() && !standalone) {
+  if (settings.libtorch.empty() && !manifest.standalone) {
     const char* path = std::getenv("MCTL_LIBTORCH");
     settings.libtorch = path != nullptr ? path : HostLibrary::libtorch_beside();
   }
   settings.verify = options.verify;
   settings.sandbox = options.sandbox;
   settings.max_rows = max_rows;
-  const std::int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  settings.threads = options.threads.value_or(std::max<std::int64_t>(1, cores / options.instances));
+  settings.threads = threads_of(options, manifest);
   return settings;
 }
 
@@ -146,8 +162,8 @@ constexpr int kQuietPolls = 10;
 // All parts of the front, and the order in which they come and go.
 class Front {
  public:
-  Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing, BatchSettings batching,
-        Token token, const Say& say);
+  Front(const ServeOptions& options, const Manifest& manifest, const Lookup& lookup, int bundle_fd, Packing& packing,
+        BatchSettings batching, Token token, const Say& say);
   Result<int> run();
 
  private:
@@ -177,8 +193,8 @@ class Front {
   Result<int> result_ = 0;
 };
 
-Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_fd, Packing& packing,
-             BatchSettings batching, Token token, const Say& say)
+Front::Front(const ServeOptions& options, const Manifest& manifest, const Lookup& lookup, int bundle_fd,
+             Packing& packing, BatchSettings batching, Token token, const Say& say)
     : options_(options), manifest_(manifest), token_(std::move(token)), say_(say), metrics_(manifest) {
   RouterSettings settings;
   settings.max_request_rows = options.max_request_rows.value_or(batching.max_queue_size);
@@ -189,9 +205,9 @@ Front::Front(const ServeOptions& options, const Manifest& manifest, int bundle_f
   if (!options.null) {
     std::optional<std::int64_t> most;
     if (packing.batch_dim()) most = batching.padded(batching.limit());
-    const WorkerSettings workers = worker_settings(options, manifest.standalone, bundle_fd, most);
+    const WorkerSettings workers = worker_settings(options, manifest, bundle_fd, most);
     supervisor_.emplace(io_, manifest, workers, metrics_);
-    batcher_.emplace(io_, manifest, packing, std::move(batching), std::chrono::seconds(options.worker_timeout),
+    batcher_.emplace(io_, manifest, lookup, packing, std::move(batching), std::chrono::seconds(options.worker_timeout),
                      *supervisor_, metrics_);
     batcher_->seed(curve_of(manifest, workers.threads));
   }
@@ -297,7 +313,8 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
   if (!manifest) return Error{Code::damaged, "`" + options.bundle + "`: " + manifest.error().text};
   if (auto fits = check_host(*manifest, this_host()); !options.null && !fits) return fits.error();
   Packing packing(*manifest);
-  auto batching = batch_settings(options, *manifest, packing);
+  const Lookup lookup(*manifest, threads_of(options, *manifest));
+  auto batching = batch_settings(options, *manifest, lookup, packing);
   if (!batching) return batching.error();
   Result<Token> token = Token{};
   if (!options.token_file.empty()) token = read_token(options.token_file);
@@ -308,7 +325,7 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
     log.emplace(STDERR_FILENO);
     say_all = [&](const std::string& line) { log->write(line); };
   }
-  return Front(options, *manifest, file.fd, packing, *std::move(batching), *std::move(token), say_all).run();
+  return Front(options, *manifest, lookup, file.fd, packing, *std::move(batching), *std::move(token), say_all).run();
 }
 
 }  // namespace mctl

@@ -146,7 +146,7 @@ class Worker {
           if (!bytes) return bytes.error();
           fill_ones(manifest_.contract.inputs[i], arena_->input(0, i).first(*bytes));
         }
-        if (auto ran = run_slot(0, variant_index(dims), dims); !ran)
+        if (auto ran = run_slot(0, *bundle_.variant(dims), dims); !ran)
           return Error{Code::model, "warm-up failed: " + ran.error().text};
       }
       report_warm(dims);
@@ -326,11 +326,6 @@ class Worker {
     Status ran = bundle_.run(variant, dims, inputs, outputs);
     slot.ended_ns = now_ns();
     return ran;
-  }
-
-  std::size_t variant_index(const DimSizes& dims) const {
-    const Variant* variant = variant_for(manifest_, dims);  // one covers the whole contract
-    return static_cast<std::size_t>(variant - manifest_.variants.data());
   }
 
   WorkerOptions options_;

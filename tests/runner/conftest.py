@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mctl.bundle_format.contract import Contract
+from mctl.bundle_format.manifest import Tuning
 from mctl.runner.session import Session
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -31,18 +32,21 @@ MakeSession = Callable[..., Session]
 
 @pytest.fixture
 def session_over() -> MakeSession:
-    """`session_over(contract, function, buckets={})`: a function of a list of tensors stands for the compiled code."""
+    """`session_over(contract, function, buckets={}, tuning=None)`: a function of a list of tensors stands for the compiled code."""
 
     def make(
         contract: Contract,
         function: Callable[[list[Tensor]], list[Tensor]],
         buckets: Mapping[str, tuple[int, ...]] | None = None,
+        tuning: Tuning | None = None,
     ) -> Session:
-        archive = SimpleNamespace(
-            manifest=SimpleNamespace(contract=contract, buckets=buckets or {}, curve=()), close=lambda: None
+        variant = SimpleNamespace(name="dynamic", covers={})
+        manifest = SimpleNamespace(
+            contract=contract, buckets=buckets or {}, curve=(), variants=(variant,), tuning=tuning
         )
-        library = SimpleNamespace(run=function, covers=lambda dims: True)
+        archive = SimpleNamespace(manifest=manifest, close=lambda: None)
+        library = SimpleNamespace(run=function, variant=variant)
         constants = SimpleNamespace(spans=list, reset=lambda: None)
-        return Session(archive, constants, [library])  # type: ignore[arg-type, list-item]
+        return Session(archive, constants, [library], 1)  # type: ignore[arg-type, list-item]
 
     return make

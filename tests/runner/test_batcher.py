@@ -26,6 +26,7 @@ from mctl.bundle_format.errors import (
     QueueFullError,
     UsageError,
 )
+from mctl.bundle_format.manifest import Choice, Machine, Tuning
 from mctl.runner import batcher as batchers
 from mctl.runner.batcher import DynamicBatcher
 from mctl.runner.session import Session, load
@@ -99,6 +100,26 @@ def test_what_queued_while_the_model_ran_runs_together(batcher: DynamicBatcher, 
         assert torch.equal(result(future), rows(i) + 1)
     assert model.sizes == [1, 8], "5 rows are padded to 8"
     assert (batcher.stats.batches, batcher.stats.rows, batcher.stats.padded_rows) == (2, 6, 3)
+
+
+def test_what_a_bucket_holds_runs_as_it_is_where_that_was_faster(
+    model: Model, session_over: Callable[..., Session]
+) -> None:
+    """8 rows were measured as not worth padding to, 4 as worth it."""
+    choices = [
+        Choice(dims={"batch": rows}, threads=1, variant="dynamic", pad=pad) for rows, pad in ((4, True), (8, False))
+    ]
+    tuning = Tuning(machine=Machine(cpu="", cores=1), noise=0.0, choices=tuple(choices))
+    session = session_over(ROWS, model, BUCKETS, tuning)
+    for count in (3, 5):
+        assert torch.equal(session.call({"x": rows(0, count)}, pad=True)["y"], rows(0, count) + 1)
+    assert model.sizes == [4, 5]
+    for allowed, expected in ((None, [4, 5]), (BUCKETS["batch"], [4, 8])):
+        model.sizes.clear()
+        with DynamicBatcher(session, allowed_batch_sizes=allowed) as batcher:
+            for count in (3, 5):
+                assert torch.equal(result(batcher.submit(x=rows(0, count))), rows(0, count) + 1)
+        assert model.sizes == expected
 
 
 def test_a_full_batch_does_not_wait_for_the_delay(session: Session, model: Model) -> None:

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "host.h"
 #include "json.h"
+#include "lookup.h"
 #include "metadata.h"
 #include "packing.h"
 
@@ -21,7 +22,11 @@ void use(const Manifest& manifest) {
   const Contract& contract = manifest.contract;
   for (const auto end : {&Dim::min, &Dim::max}) {
     const DimSizes sizes = ends_of(contract, end);
-    require(variant_for(manifest, sizes) != nullptr, "a variant covers each size of the contract");
+    const Lookup lookup(manifest, 2);
+    require(lookup.variant(sizes).has_value(), "a variant covers each size of the contract");
+    for (std::size_t d = 0; d < sizes.size(); ++d)
+      for (const std::int64_t size : lookup.unpadded(d))
+        require(contract.dims[d].min <= size && size <= contract.dims[d].max, "what is not padded is in range");
     const Packing packing(manifest);
     require(packing.sizes(sizes, packing.rows_of(sizes)).size() == sizes.size(), "a batch has a size for each dim");
     if (!packing.possible(sizes)) continue;

@@ -55,6 +55,9 @@ struct Simulation {
     for (const auto& size : set.at("allowed_batch_sizes").as_array()) {
       settings.allowed_batch_sizes.push_back(size.as_int64());
     }
+    if (const auto* sizes = set.if_contains("unpadded_sizes")) {
+      for (const auto& size : sizes->as_array()) settings.unpadded_sizes.push_back(size.as_int64());
+    }
     if (const auto* target = set.if_contains("latency_target_us")) settings.latency_target_us = target->as_int64();
     if (const auto* percentile = set.if_contains("percentile")) settings.percentile = percentile->as_int64();
     pace.emplace(settings);
