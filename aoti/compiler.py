@@ -1,12 +1,15 @@
 """One program to the parts of a bundle: compiled in a child process, its constants taken out."""
 
+import importlib.metadata
 import importlib.util
+import mmap
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -15,11 +18,13 @@ import msgspec
 
 from .. import __version__
 from ..bundle_format import archive as archives
+from ..bundle_format import tensors
 from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, UsageError
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
-from ..bundle_format.manifest import Manifest, Producer, Variant
+from ..bundle_format.manifest import ConstantRef, Manifest, Producer, Tuning, Variant
 from . import kernel_library, plan, protocol
+from .cache import Cache, default_folder, key_of
 from .process import run_child
 from .protocol import Done, Recipe, Request
 from .symbols import Imports, check_needed, read_imports
@@ -27,6 +32,7 @@ from .target import Machine, machine_for
 from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
 
 Progress = Callable[[str], None]
+Precision = Literal["f32", "bf16", "auto"]
 Standalone = Literal["", "yes", "auto"]  # a bundle that needs no libtorch: not asked for, an error, a note otherwise
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -42,6 +48,8 @@ class CompileOptions:
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # beside the batch dim's powers of two
     inductor: tuple[str, ...] = ()  # KEY=VALUE
     packed: bool = True  # layers by mctl's own kernels
+    precision: Precision = "f32"
+    tune: plan.Level = "none"
     standalone: Standalone = ""
     timeout: float | None = None  # seconds
     work_dir: Path | None = None  # where the temporary folder is made
@@ -63,23 +71,83 @@ class Stats:
         return sum(self.seconds.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One compiled variant: its two files, and what was found out about it."""
+
+    recipe: Recipe
+    library: Path
+    weights: Path
+    done: Done
+    seconds: dict[str, float]  # by phase; empty if it was compiled before
+    imports: Imports
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+
 class Staged:
     """The parts of a bundle, in a temporary folder that is gone when the block ends.
 
-    `members` and `manifest` (with `parity=None`) are what archive.write takes.
+    `members` and `manifest` (with `parity=None`) are what archive.write takes. They hold `base`, the variant that
+    covers all, until others are chosen to be beside it.
     """
 
-    def __init__(self, workspace: Workspace, program: Archive) -> None:
-        self._workspace = workspace
-        self._program = program
-        self.manifest: Manifest
+    def __init__(self, builder: "_Builder", base: Built, manifest: Manifest) -> None:
+        self.base = base
+        self._builder = builder
+        self.manifest = manifest
         self.members: list[tuple[str, archives.Data]] = []
-        self.stats: Stats
+        self.stats = _stats(base)
+        self.choose([base])
 
     @property
     def top(self) -> str:
         """The archive's top folder."""
         return self.manifest.name
+
+    @property
+    def machine(self) -> Machine:
+        return self._builder.machine
+
+    @property
+    def folder(self) -> Path:
+        """For temporary files."""
+        return self._builder.workspace.path
+
+    def build(self, recipe: Recipe, progress: Progress) -> Built:
+        """Compiles one more variant, or finds it among those compiled before. CompileError."""
+        return self._builder.build(recipe, progress)
+
+    def choose(self, variants: Sequence[Built], tuning: Tuning | None = None) -> None:
+        """These variants are the bundle's. Without a tuning, the first one that covers a size runs there."""
+        stored, references = merge(variants)
+        glibc, glibcxx = (max((getattr(v.imports, name) for v in variants), key=_version) for name in _C_LIBRARIES)
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            target=self.machine.manifest(glibc, glibcxx),
+            variants=tuple(
+                Variant(
+                    name=variant.name,
+                    library=f"{_stem(variant.name)}.so",
+                    covers=plan.covers(self.manifest.contract, variant.recipe.dims),
+                    constants=constants,
+                    imports=variant.imports.torch,
+                    threads=plan.threads_of(variant.recipe),
+                )
+                for variant, constants in zip(variants, references, strict=True)
+            ),
+            tuning=tuning,
+        )
+        program = self._builder.program
+        carried = [case.member for case in self.manifest.golden] + [ONNX] * (ONNX in program.members)
+        self.members = [
+            *((f"{_stem(variant.name)}.so", variant.library) for variant in variants),
+            *((f"{_stem(variant.name)}_metadata.json", _stock_metadata(self.manifest)) for variant in variants),
+            (WEIGHTS, tensors.dump(stored)),
+            *((member, program.view(member)) for member in carried),
+        ]
 
     def write(self, path: Path) -> Manifest:
         """Writes the bundle; returns its manifest, completed."""
@@ -87,8 +155,7 @@ class Staged:
 
     def cleanup(self) -> None:
         self.members = []  # they may be views of the program
-        self._program.close()
-        self._workspace.remove()
+        self._builder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -111,53 +178,141 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
     try:
         name = _checked_name(options.name or program.manifest.name)
         buckets = plan.choose_buckets(program.manifest.contract, options.buckets)
-        staged = Staged(Workspace(options.work_dir), program)
+        builder = _Builder(program, options, machine, compiler, Workspace(options.work_dir))
     except BaseException:
         program.close()
         raise
     try:
-        done, seconds = _run(staged._workspace, program, options, machine, compiler, progress)
-        staged.stats = _stats(staged._workspace.path, done, seconds)
-        base = msgspec.structs.replace(
+        base = builder.build(_base_recipe(options, machine), progress)
+        manifest = msgspec.structs.replace(
             program.manifest,
             schema=BUNDLE_SCHEMA,
             name=name,
             version=options.version or program.manifest.version,
             created=_now(),
-            producer=_producer(options, compiler, machine, done),
+            producer=_producer(options, compiler, machine, base.done),
             exporter=program.manifest.producer,
             buckets=buckets,
             members={},
         )
-        _fill(staged, base, done, machine)
+        return Staged(builder, base, manifest)
     except BaseException:
-        staged.cleanup()
+        builder.close()
         raise
-    return staged
 
 
-def _run(
-    workspace: Workspace,
-    program: Archive,
-    options: CompileOptions,
-    machine: Machine,
-    compiler: list[str],
-    progress: Progress,
-) -> tuple[Done, dict[str, float]]:
-    workspace.require_space(sum(entry.size for entry in program.members.values()))
-    hidden = {str(workspace.path): "build", _torch_folder(): "torch"}
-    recipe = Recipe(plan.DYNAMIC, packed=options.packed, options=options.inductor)
-    kernels = kernel_library.build(compiler, machine.march or "native", workspace.path) if recipe.packed else None
-    request = Request(
-        program=str(program.path.resolve()),
-        work=str(workspace.path),
-        remove=workspace.folders,
-        compiler=str(wrap_compiler(compiler, workspace.path, hidden, kernels)),
-        march=machine.march,
-        features=machine.features,
-        recipe=recipe,
-    )
-    return run_child(request, options.timeout, progress)
+def _base_recipe(options: CompileOptions, machine: Machine) -> Recipe:
+    bf16 = options.precision == "bf16"
+    if bf16 and not machine.has_bf16:
+        raise UsageError("`--precision bf16`: the CPU has no instructions for it", "use `--precision auto` or `f32`")
+    if bf16 and not options.packed:
+        raise UsageError("`--precision bf16` is that of mctl's own kernels", "leave `--kernels torch` out")
+    return Recipe(plan.DYNAMIC, packed=options.packed, bf16=bf16, options=options.inductor)
+
+
+class _Builder:
+    """Compiles variants of one program, one child process after another."""
+
+    def __init__(
+        self, program: Archive, options: CompileOptions, machine: Machine, compiler: list[str], workspace: Workspace
+    ) -> None:
+        self.program = program
+        self.options = options
+        self.machine = machine
+        self.workspace = workspace
+        self._compiler = compiler
+        self._wrapped: dict[bool, Path] = {}  # by whether the kernels are linked
+        kept = options.work_dir / "mctl-variants" if options.work_dir else default_folder()
+        self._cache = Cache(kept) if options.tune != "none" else None
+
+    def build(self, recipe: Recipe, progress: Progress) -> Built:
+        work = self.workspace.subfolder(recipe.name)
+        key = self._key(recipe)
+        seconds: dict[str, float] = {}
+        done = self._cache.get(key, work) if self._cache else None
+        if done is None:
+            request = Request(
+                program=str(self.program.path.resolve()),
+                work=str(work),
+                remove=self.workspace.folders,
+                compiler=str(self._compiler_for(recipe)),
+                march=self.machine.march,
+                features=self.machine.features,
+                recipe=recipe,
+            )
+            self.workspace.require_space(sum(entry.size for entry in self.program.members.values()))
+            done, seconds = run_child(request, self.options.timeout, progress)
+            self.workspace.clear(work)
+            if self._cache:
+                self._cache.put(key, work, done)
+        imports = read_imports(work / protocol.LIBRARY)
+        check_needed(imports)
+        return Built(recipe, work / protocol.LIBRARY, work / protocol.WEIGHTS, done, seconds, imports)
+
+    def close(self) -> None:
+        self.program.close()
+        self.workspace.remove()
+
+    def _compiler_for(self, recipe: Recipe) -> Path:
+        if recipe.packed not in self._wrapped:
+            path = self.workspace.path
+            hidden = {str(path): "build", _torch_folder(): "torch"}
+            march = self.machine.march or "native"
+            kernels = kernel_library.build(self._compiler, march, path) if recipe.packed else None
+            folder = self.workspace.subfolder("packed" if recipe.packed else "plain", "compilers")
+            self._wrapped[recipe.packed] = wrap_compiler(self._compiler, folder, hidden, kernels)
+        return self._wrapped[recipe.packed]
+
+    def _key(self, recipe: Recipe) -> str:
+        """All that the code depends on; a variant's name is no part of it."""
+        recipe = msgspec.structs.replace(recipe, name="")
+        machine = (self.machine.isa, self.machine.march, self.machine.features)
+        torch_version = importlib.metadata.version("torch")
+        return key_of(
+            self.program.digest, recipe, machine, torch_version, compiler_version(self._compiler), _sources_digest()
+        )
+
+
+@cache
+def _sources_digest() -> str:
+    """Of mctl's own compiling: another version makes other code."""
+    folder = Path(__file__).parent
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cc", ".h"))
+    return key_of(*(path.read_text(encoding="utf-8") for path in files))
+
+
+def merge(
+    variants: Sequence[Built],
+) -> tuple[dict[str, tensors.Tensor], list[dict[str, ConstantRef]]]:
+    """The tensors of all variants, equal ones once, and each variant's constants among them.
+
+    The tensors are views of the files.
+    """
+    found: dict[str, tensors.Tensor] = {}
+    names: list[dict[str, str]] = []  # of each variant: its own name of a tensor -> that in `found`
+    for variant in variants:
+        mine = {}
+        for name, tensor in _stored(variant.weights).items():
+            mine[name] = name if name not in found else f"{variant.name}.{name}"
+            found[mine[name]] = tensor
+        names.append(mine)
+    unique, stands_for = tensors.deduplicate(found)
+    return unique, [
+        {
+            constant: msgspec.structs.replace(ref, tensor=stands_for[mine[ref.tensor]])
+            for constant, ref in variant.done.constants.items()
+        }
+        for variant, mine in zip(variants, names, strict=True)
+    ]
+
+
+def _stored(path: Path) -> dict[str, tensors.Tensor]:
+    with path.open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return {
+        name: (entry.dtype, entry.shape, view[entry.begin : entry.end])
+        for name, entry in tensors.read_header(view).items()
+    }
 
 
 def _torch_folder() -> str:
@@ -167,37 +322,21 @@ def _torch_folder() -> str:
     return spec.submodule_search_locations[0]
 
 
-def _stats(work: Path, done: Done, seconds: dict[str, float]) -> Stats:
-    library, weights = work / protocol.LIBRARY, work / protocol.WEIGHTS
-    sizes = library.stat().st_size, weights.stat().st_size
-    return Stats(seconds, done.peak_bytes, *sizes, read_imports(library), done.callers)
+_C_LIBRARIES = ("glibc", "glibcxx")
 
 
-def _fill(staged: Staged, base: Manifest, done: Done, machine: Machine) -> None:
-    imports = staged.stats.imports
-    check_needed(imports)
-    work = staged._workspace.path
-    stem = f"{VARIANTS}{plan.DYNAMIC}/{plan.DYNAMIC}.wrapper"  # names that torch's own loader looks for
-    library = f"{stem}.so"
-    variant = Variant(
-        name=plan.DYNAMIC,
-        library=library,
-        covers=plan.covers(base.contract),
-        constants=done.constants,
-        imports=imports.torch,
-    )
-    staged.manifest = msgspec.structs.replace(
-        base, target=machine.manifest(imports.glibc, imports.glibcxx), variants=(variant,)
-    )
-    golden = [(case.member, staged._program.view(case.member)) for case in base.golden]
-    twin = [(ONNX, staged._program.view(ONNX))] if ONNX in staged._program.members else []
-    staged.members = [
-        (library, work / protocol.LIBRARY),
-        (f"{stem}_metadata.json", _stock_metadata(staged.manifest)),
-        (WEIGHTS, work / protocol.WEIGHTS),
-        *golden,
-        *twin,
-    ]
+def _version(text: str) -> list[int]:
+    return [int(part) for part in text.split(".")] if text else []
+
+
+def _stem(name: str) -> str:
+    """Names that torch's own loader looks for."""
+    return f"{VARIANTS}{name}/{name}.wrapper"
+
+
+def _stats(built: Built) -> Stats:
+    sizes = built.library.stat().st_size, built.weights.stat().st_size
+    return Stats(built.seconds, built.done.peak_bytes, *sizes, built.imports, built.done.callers)
 
 
 def _stock_metadata(manifest: Manifest) -> bytes:

@@ -1,16 +1,20 @@
 """Which sizes are served exactly, and which compiled variants there are."""
 
 from collections.abc import Iterable, Mapping
+from itertools import product
+from math import isqrt, prod
+from typing import Literal
 
 from ..bundle_format.contract import Contract, Dim
 from ..bundle_format.errors import UsageError
+from .protocol import Recipe
 
 DYNAMIC = "dynamic"  # the variant that covers the whole contract
 
 
-def covers(contract: Contract) -> dict[str, tuple[int, int]]:
-    """What the dynamic variant covers: every dim from its smallest to its largest size."""
-    return {dim.name: (dim.min, dim.max) for dim in contract.dims}
+def covers(contract: Contract, dims: Mapping[str, int] = {}) -> dict[str, tuple[int, int]]:
+    """What a variant covers that is made for the sizes `dims`; without them, all of the contract."""
+    return {dim.name: (dims.get(dim.name, dim.min), dims.get(dim.name, dim.max)) for dim in contract.dims}
 
 
 def parse_buckets(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -61,3 +65,76 @@ def _dim(contract: Contract, name: str) -> Dim:
 def _powers_of_two(dim: Dim) -> tuple[int, ...]:
     powers = {1 << n for n in range(dim.max.bit_length())}
     return tuple(sorted({size for size in powers | {dim.min, dim.max} if dim.allows(size)}))
+
+
+# --- what else to compile ----------------------------------------------------------------------------------------
+
+Level = Literal["none", "fast", "full"]
+_MOST_POINTS = 16
+_GEMM = ("max_autotune=true", "max_autotune_gemm_backends=CPP")  # torch's own templates, chosen by measuring
+_GEMM_OR_ATEN = ("max_autotune=true", "max_autotune_gemm_backends=ATEN,CPP")
+_SMALL = 8  # rows up to which the templates have been seen to win
+
+
+def points(contract: Contract, buckets: Mapping[str, tuple[int, ...]]) -> list[dict[str, int]]:
+    """The sizes at which variants are compared, small ones first: all combinations of the buckets, or, where these
+    are many, of fewer of them. A dim without buckets is at the geometric middle of its range.
+    """
+    sizes = {dim.name: list(buckets.get(dim.name) or (_typical(dim),)) for dim in contract.dims}
+    while prod(map(len, sizes.values())) > _MOST_POINTS:
+        longest = max(sizes.values(), key=len)
+        del longest[-2::-2]  # every second one; the largest stays
+    combined = [dict(zip(sizes, point, strict=True)) for point in product(*sizes.values())]
+    return sorted(combined, key=lambda dims: prod(dims.values()))
+
+
+def candidates(
+    contract: Contract, buckets: Mapping[str, tuple[int, ...]], base: Recipe, level: Level, *, bf16: bool, threads: int
+) -> list[Recipe]:
+    """Recipes beside `base`, the most promising first.
+
+    `bf16`: the machine has instructions for it and the user allows it. `threads`: the largest number that is measured.
+    """
+    if level == "none" or contract.state:
+        return []
+    narrow = [_recipe(base, "bf16", packed=True, bf16=True)] if bf16 and not base.bf16 else []
+    dynamic = [*narrow, _recipe(base, "plain", packed=False) if base.packed else _recipe(base, "packed", packed=True)]
+    fixed = points(contract, buckets) if all(dim.name in buckets for dim in contract.dims) else []
+    ends_first = sorted(fixed, key=lambda dims: dims not in (fixed[0], fixed[-1]))
+    small = [dims for dims in ends_first if dims.get(contract.batch_dim or "", 1) <= _SMALL]
+    found = [*dynamic, *(_recipe(base, "packed", dims, packed=True) for dims in ends_first)]
+    found += [_recipe(base, "gemm", dims, packed=False, options=_GEMM) for dims in small]
+    if level == "full":
+        found += [_recipe(base, "bf16", dims, packed=True, bf16=True) for dims in ends_first if narrow]
+        found += [_recipe(base, "plain", dims, packed=False) for dims in ends_first]
+        found += [_recipe(base, "gemm", dims, packed=False, options=_GEMM) for dims in ends_first if dims not in small]
+        found += [_recipe(base, "gemm-aten", dims, packed=False, options=_GEMM_OR_ATEN) for dims in ends_first]
+        if threads > 1:
+            options = ("cpp.dynamic_threads=false", f"cpp.threads={threads}")
+            kind = f"packed-threads{threads}"
+            found += [_recipe(base, kind, dims, packed=True, options=options) for dims in ends_first]
+    return found
+
+
+def threads_of(recipe: Recipe) -> int:
+    """The number of threads that is compiled in; 0: the caller's."""
+    numbers = [int(option.partition("=")[2]) for option in recipe.options if option.startswith("cpp.threads=")]
+    return numbers[-1] if numbers and "cpp.dynamic_threads=false" in recipe.options else 0
+
+
+def _recipe(
+    base: Recipe,
+    kind: str,
+    dims: Mapping[str, int] | None = None,
+    *,
+    packed: bool,
+    bf16: bool = False,
+    options: tuple[str, ...] = (),
+) -> Recipe:
+    name = "-".join([kind, *(f"{dim}{size}" for dim, size in (dims or {}).items())])
+    return Recipe(name, dict(dims or {}), packed, bf16 or (packed and base.bf16), (*base.options, *options))
+
+
+def _typical(dim: Dim) -> int:
+    middle = isqrt(dim.min * dim.max)
+    return min(dim.max, -(-max(middle, dim.min) // dim.multiple) * dim.multiple)

@@ -32,8 +32,6 @@ class Workspace:
         self._link: Path | None = None
         try:
             self.path = self._folder if _PLAIN.match(str(self._folder)) else self._plain_link()
-            for name in ("cache", "tmp"):
-                (self.path / name).mkdir()
         except BaseException:
             self.remove()
             raise
@@ -48,6 +46,19 @@ class Workspace:
     def folders(self) -> tuple[str, ...]:
         """All that `remove` removes."""
         return tuple(str(place) for place in (self._link and self._link.parent, self._folder) if place)
+
+    def subfolder(self, name: str, kind: str = "variants") -> Path:
+        """An empty folder of its own, with the places that a compiling process writes to."""
+        folder = self.path / kind / name
+        shutil.rmtree(folder, ignore_errors=True)
+        for place in ("cache", "tmp"):
+            (folder / place).mkdir(parents=True)
+        return folder
+
+    def clear(self, folder: Path) -> None:
+        """Takes away what only the compiling process needed."""
+        for place in ("cache", "tmp"):
+            shutil.rmtree(folder / place, ignore_errors=True)
 
     def remove(self) -> None:
         for place in self.folders:

@@ -169,6 +169,15 @@ def shim_lacks(shim: Path, names: Iterable[str]) -> list[str]:
         return library.missing(names)
 
 
+def cpu_name() -> str:
+    """As /proc/cpuinfo has it; empty where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def isa_level() -> str:
     """The level of this CPU: "x86-64-v3", or the architecture where there are no levels."""
     return Host(sys.platform, platform.machine(), cpu_features(), "", "").isa

@@ -1,5 +1,6 @@
 """What `inspect` tells of a program or bundle: the manifest and the directory, nothing hashed, no member decoded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,8 @@ from .contract import Contract, signature
 from .errors import printable
 from .interface import operators
 from .layout import GOLDEN, ONNX, WEIGHTS
-from .manifest import Golden, Manifest, Member, Producer, Source, Target, Variant
+from .manifest import Golden, Manifest, Member, Producer, Source, Target, Tuning, Variant
+from .tensors import TensorEntry, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class VariantSummary:
     imports: tuple[str, ...]
     operators: tuple[str, ...]
     threads: int
+    own_bytes: int  # of the tensors that no other variant uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Summary:
     contract: Contract
     buckets: dict[str, tuple[int, ...]]
     variants: tuple[VariantSummary, ...]
+    tuning: Tuning | None
     golden: tuple[Golden, ...]
     preprocessing: tuple[str, ...]
     notes: tuple[str, ...]
@@ -84,14 +88,22 @@ def summarize(path: Path) -> Summary:
             host=_host(manifest),
             contract=manifest.contract,
             buckets=manifest.buckets,
-            variants=tuple(_variant(variant, manifest.members) for variant in manifest.variants),
+            variants=_variants(archive),
+            tuning=manifest.tuning,
             golden=manifest.golden,
             preprocessing=tuple(manifest.preprocessing),
             notes=manifest.notes,
         )
 
 
-def _variant(variant: Variant, members: dict[str, Member]) -> VariantSummary:
+def _variants(archive: Archive) -> tuple[VariantSummary, ...]:
+    manifest = archive.manifest
+    several = len(manifest.variants) > 1 and WEIGHTS in archive.members
+    own = own_bytes(manifest, read_header(archive.view(WEIGHTS)) if several else {})
+    return tuple(_variant(variant, manifest.members, own[variant.name]) for variant in manifest.variants)
+
+
+def _variant(variant: Variant, members: dict[str, Member], own: int) -> VariantSummary:
     return VariantSummary(
         variant.name,
         members[variant.library].size,
@@ -100,7 +112,21 @@ def _variant(variant: Variant, members: dict[str, Member]) -> VariantSummary:
         variant.imports,
         operators(variant.imports),
         variant.threads,
+        own,
     )
+
+
+def own_bytes(manifest: Manifest, stored: Mapping[str, TensorEntry]) -> dict[str, int]:
+    """By variant: the bytes of the tensors that no other variant uses."""
+    users: dict[str, set[str]] = {}
+    for variant in manifest.variants:
+        for ref in variant.constants.values():
+            users.setdefault(ref.tensor, set()).add(variant.name)
+    own = {variant.name: 0 for variant in manifest.variants}
+    for tensor, names in users.items():
+        if len(names) == 1 and tensor in stored:
+            own[next(iter(names))] += stored[tensor].end - stored[tensor].begin
+    return own
 
 
 def _host(manifest: Manifest) -> Host | None:
@@ -191,13 +217,37 @@ def _content_rows(summary: Summary) -> Rows:
         whole = all(variant.covers[dim.name] == (dim.min, dim.max) for dim in summary.contract.dims)
         covers = ", ".join(f"{dim} {low}..{high}" for dim, (low, high) in variant.covers.items())
         text = f"{variant.name}, {human_bytes(variant.bytes)}, {'all sizes' if whole else covers}"
-        rows.append(("variant", f"{text}, {variant.constants} constants, {_needs(summary, variant)}"))
+        text += f", {variant.constants} constants"
+        text += f", {human_bytes(variant.own_bytes)} of its own" if variant.own_bytes else ""
+        rows.append(("variant", f"{text}, {_needs(summary, variant)}"))
+    rows += _tuning_rows(summary.tuning) if summary.tuning else []
     if summary.golden:
         rows.append(("golden cases", "; ".join(golden.name for golden in summary.golden)))
     if summary.preprocessing:
         rows.append(("preprocessing", ", ".join(summary.preprocessing)))
     rows.append(("sizes", ", ".join(f"{what} {human_bytes(size)}" for what, size in summary.sizes.items())))
     return rows + [("note", note) for note in summary.notes]
+
+
+def tuning_lines(tuning: Tuning) -> list[str]:
+    """What was measured where, and what was chosen, for a person."""
+    return [f"{label:8}  {text}".rstrip() for label, text in _tuning_rows(tuning)]
+
+
+def _tuning_rows(tuning: Tuning) -> Rows:
+    machine = tuning.machine
+    where = f"{machine.cpu or 'an unnamed CPU'}, {machine.cores} core{'s' if machine.cores != 1 else ''}"
+    rows = [("tuned on", f"{where}{_with(', ', machine.isa)}, differences below {tuning.noise:.1%} are noise")]
+    taken = {(t.threads, t.variant, *sorted(t.dims.items())): t.median_ns for t in tuning.timings}
+    table = [("sizes", "threads", "variant", "time", "")]
+    for choice in tuning.choices:
+        sizes = ",".join(f"{dim}={size}" for dim, size in choice.dims.items()) or "fixed"
+        ns = taken.get((choice.threads, choice.variant, *sorted(choice.dims.items())))
+        time = "" if ns is None else f"{ns / 1000:.4g} us"
+        table.append((sizes, str(choice.threads), choice.variant, time, "" if choice.pad else "not padded to"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    texts = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [*rows, *(("choices" if at == 0 else "", text) for at, text in enumerate(texts))]
 
 
 def _needs(summary: Summary, variant: VariantSummary) -> str:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from ..bundle_format.archive import open_bundle
@@ -23,7 +24,7 @@ def bench(
     dim: Annotated[
         list[str], typer.Option(metavar="NAME=MIN:MAX|SIZE,…", help="Sizes to measure [the batch's buckets].")
     ] = [],  # noqa: B006
-    threads: Annotated[str, typer.Option(metavar="N,N,…", help="OpenMP threads.")] = "1",
+    threads: Annotated[str, typer.Option(metavar="N,N,…", help="OpenMP threads [1].")] = "",
     against: Annotated[str, typer.Option(metavar="PEER,…", help=f"Measured beside it: {', '.join(_PEERS)}.")] = "",
     model: Annotated[
         str | None, typer.Option(metavar="MODEL.py[:NAME]", help="What eager and compile run [the recorded file].")
@@ -38,6 +39,10 @@ def bench(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the curve in the bundle: a server begins with it.")
     ] = False,
+    reselect: Annotated[
+        bool,
+        typer.Option("--reselect", help="Measure the bundle's variants anew on this machine and choose among them."),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="End with 1 if a point is slower than the bundle's curve says.")
     ] = False,
@@ -47,12 +52,14 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Measure a bundle at its buckets, in the server's own call path, in turn with other ways to run the model."""
-    numbers, peers = _numbers(threads), [name for name in against.split(",") if name]
+    numbers, peers = parse_threads(threads or "1"), [name for name in against.split(",") if name]
     for name in peers:
         if name not in _PEERS:
             raise UsageError(f"`--against {name}` is not known", f"known are {', '.join(_PEERS)}")
     with open_bundle(bundle):  # what is no bundle is said before torch is imported
         pass
+    if reselect:
+        return _reselect(bundle, parse_threads(threads) if threads else (), json=json)
     from ..parity import bench as benches
     from ..parity import plot as plots
 
@@ -90,6 +97,18 @@ def bench(
     raise typer.Exit(1 if slower else 0)
 
 
+def _reselect(bundle: Path, threads: tuple[int, ...], *, json: bool) -> None:
+    from ..bundle_format.summary import tuning_lines
+    from ..parity.tune import reselect
+
+    with progress.shown() as say:
+        tuning = reselect(bundle, threads, say)
+    if json:
+        console.emit_json("mctl.reselect/1", True, **msgspec.to_builtins(tuning))
+    else:
+        console.write(tuning_lines(tuning))
+
+
 def _show(report: "BenchReport", numbers: tuple[int, ...], latency_target_ms: float | None) -> None:
     for number in numbers:
         console.write(_table(report, number))
@@ -98,7 +117,8 @@ def _show(report: "BenchReport", numbers: tuple[int, ...], latency_target_ms: fl
     console.write([f"warning: {text}" for text in report.warnings])
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def parse_threads(text: str) -> tuple[int, ...]:
+    """`1,2`. UsageError for what is no list of numbers from 1 to 1024."""
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
@@ -111,12 +131,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _table(report: "BenchReport", threads: int) -> list[str]:
     mine = report.of_mctl(threads)
     others = list(dict.fromkeys(m.name for m in report.measured if m.threads == threads and m.name != "mctl"))
-    header = [*mine[0].dims, "median", "p90", "p99", "rows/s"]
+    header = [*mine[0].dims, *(["variant"] if report.several else []), "median", "p90", "p99", "rows/s"]
     for name in others:
         header += [name, f"{name}/mctl"]
     rows = [header]
     for found in mine:
-        row = [*map(str, found.dims.values()), _time(found), _us(found.p90_us), _us(found.p99_us)]
+        row = [*map(str, found.dims.values()), *([found.variant] if report.several else [])]
+        row += [_time(found), _us(found.p90_us), _us(found.p99_us)]
         row.append(f"{found.rows_per_second:,.0f}")
         for name in others:
             peer = next(

@@ -4,7 +4,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from . import verdict
-from .compile import compile
+from .compile import compile, tune_options
 from .export import export
 from .parity import parity, parse_tolerances
 
@@ -29,10 +29,13 @@ def build(**options: Any) -> None:
     """
     tolerances = parse_tolerances(options["tolerance"])
     request, settings = _export_request(options), _compile_options(options)
+    tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "precision", "max_packed_mb")))
     from ..parity.gate import build as build_checked
 
     with verdict.told(options) as progress:
-        made = build_checked(request, options["output"], settings, tolerance=tolerances, progress=progress)
+        made = build_checked(
+            request, options["output"], settings, tuning=tuning, tolerance=tolerances, progress=progress
+        )
     verdict.tell_made(made, options)
 
 
@@ -66,6 +69,8 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         buckets=parse_buckets(options["bucket"]),
         inductor=tuple(options["inductor"]),
         packed=options["kernels"] == "mctl",
+        precision=options["precision"],
+        tune=options["tune"],
         standalone=options["standalone"] or "",
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
     )

@@ -1,15 +1,23 @@
 """`mctl compile`: program.pt2 to a bundle."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
+from ..bundle_format.errors import UsageError
 from . import verdict
+from .bench import parse_threads
+from .parity import parse_tolerances
+
+if TYPE_CHECKING:
+    from ..parity.tune import TuneOptions
 
 _DEFAULT = Path("program.pt2")
 Kernels = Literal["mctl", "torch"]
+Precision = Literal["f32", "bf16", "auto"]
+Tune = Literal["none", "fast", "full"]
 Standalone = Literal["yes", "auto"]
 
 
@@ -41,7 +49,24 @@ def compile(
         Standalone | None,
         typer.Option(metavar="[=auto]", help="A bundle that needs no libtorch; auto: where that is possible."),
     ] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after this time.")] = None,
+    tune: Annotated[
+        Tune, typer.Option(help="Compile more variants, measure them here, and keep what is faster at some size.")
+    ] = "none",
+    tune_budget: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="For that [fast: 180, full: 3600]; Ctrl-C ends it.")
+    ] = None,
+    threads: Annotated[str, typer.Option(metavar="N,N,…", help="OpenMP threads to tune for [1 and all cores].")] = "",
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Of products in mctl's kernels; auto: bf16 where tuning finds it faster and right."),
+    ] = "f32",
+    max_packed_mb: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="Weights that only tuned variants use, together.")
+    ] = 1024,
+    tolerance: Annotated[
+        list[str], typer.Option(metavar="OUTPUT=RTOL,ATOL", help="What an output may differ by.")
+    ] = [],  # noqa: B006
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up a variant after this time.")] = None,
     work_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the temporary folder is made.")] = None,
     parity: Annotated[bool, typer.Option("--parity/--no-parity", help="Check the bundle before it is written.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
@@ -58,10 +83,31 @@ def compile(
         buckets=parse_buckets(bucket),
         inductor=tuple(inductor),
         packed=kernels == "mctl",
+        precision=precision,
+        tune=tune,
         standalone=standalone or "",
         timeout=timeout,
         work_dir=work_dir,
     )
+    tuning = tune_options(tune, tune_budget, threads, precision, max_packed_mb)
+    tolerances = parse_tolerances(tolerance)
     with verdict.told({"json": json}) as progress:
-        made = compile_checked(program, output, options, parity=parity, progress=progress)
+        made = compile_checked(
+            program, output, options, tuning=tuning, parity=parity, tolerance=tolerances, progress=progress
+        )
     verdict.tell_made(made, {"json": json})
+
+
+def tune_options(
+    tune: Tune, budget: float | None, threads: str, precision: Precision, max_packed_mb: int
+) -> "TuneOptions":
+    """What the options of tuning say. UsageError for those that mean nothing without it."""
+    from ..parity.tune import TuneOptions
+
+    for flag, given in (("--tune-budget", budget is not None), ("--threads", bool(threads))):
+        if tune == "none" and given:
+            raise UsageError(f"`{flag}` is for tuning", "add `--tune fast`")
+    if tune == "none" and precision == "auto":
+        raise UsageError("`--precision auto` is chosen by measuring", "add `--tune fast`, or use `bf16` or `f32`")
+    numbers = parse_threads(threads) if threads else ()
+    return TuneOptions(tune, budget, numbers, precision == "auto", max_packed_mb)

@@ -42,6 +42,20 @@ def sweep(subject: Subject, progress: Progress) -> list[Result]:
     return results
 
 
+def at_sizes(subject: Subject, dims: dict[str, int], progress: Progress) -> list[Result]:
+    """Every kind of values at one size, and the golden cases of that size."""
+    progress("its size")
+    stored = [case for case in subject.goldens if case.dims == dims]
+    results = [
+        _result("golden", case.name, subject.judge(case.inputs, got, Returned(case.outputs, 0.0)), got)
+        for case in stored
+        for got in [subject.call(case.inputs)]
+    ]
+    budget = Budget(subject.manifest.contract, SECONDS)
+    kinds = ("normal", *cases.kinds(subject.manifest.contract))
+    return results + [_one(subject, Case(dims, kind), budget) for kind in kinds]
+
+
 def _one(subject: Subject, case: Case, budget: Budget) -> Result:
     """A case in one call, or, for a model with state, in a few from a fresh state."""
     _reset(subject)

@@ -16,6 +16,7 @@ from ..bundle_format import archive as archives
 from ..bundle_format import manifest as manifests
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import MctlError, UsageError
+from ..bundle_format.lookup import Lookup
 from ..bundle_format.manifest import Manifest
 from ..export import golden
 from ..runner import bench as timing
@@ -65,6 +66,7 @@ class BenchReport:
     curves: dict[int, Curve]
     left_out: dict[str, str]  # peer -> why
     warnings: tuple[str, ...]
+    several: bool = False  # whether the bundle has more than one variant
 
     def of_mctl(self, threads: int) -> list[Measured]:
         return [found for found in self.measured if found.name == "mctl" and found.threads == threads]
@@ -99,6 +101,7 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
         points = _points(manifest, request, golden.load_golden(archive), Path(work))
         machine = Machine()
         measured: list[Measured] = []
+        lookups = {threads: Lookup(manifest, threads) for threads in request.threads}
         with ExitStack() as stack:
             progress("loading")
             watches = [
@@ -112,15 +115,27 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
                 found, failed = timing.measure(watches, point, progress)
                 if "mctl" in failed:
                     raise MctlError(f"the bundle cannot be measured: {failed['mctl']}")
-                measured += found
+                measured += [_named(each, lookups) for each in found]
                 left_out |= failed
         digest = archive.digest
     report = BenchReport(
-        f"{manifest.name} {manifest.version}", digest, manifest.contract.batch_dim, tuple(measured), {}, left_out, ()
+        f"{manifest.name} {manifest.version}",
+        digest,
+        manifest.contract.batch_dim,
+        tuple(measured),
+        {},
+        left_out,
+        (),
+        len(manifest.variants) > 1,
     )
     curves = {threads: curve for threads in request.threads if (curve := timing.fit(_one_line(report, threads)))}
     warnings = (*machine.warnings(), *_warnings(report, request.threads, machine.cores))
     return replace(report, curves=curves, warnings=warnings)
+
+
+def _named(found: Measured, lookups: Mapping[int, Lookup]) -> Measured:
+    variant = lookups[found.threads].variant(found.dims) if found.name == "mctl" else None
+    return replace(found, variant=variant.name if variant else "")
 
 
 def _one_line(report: BenchReport, threads: int) -> list[tuple[int, float]]:
@@ -143,18 +158,18 @@ def _points(manifest: Manifest, request: BenchRequest, stored: Sequence[golden.C
     if len(grid) > _MOST_POINTS:
         raise UsageError(f"these are {len(grid)} combinations of sizes", "name fewer with `--dim NAME=SIZE,SIZE`")
     spans = cases.spans(contract, [case.inputs for case in stored])
-    return [_point(manifest, dims, work / f"{at}.safetensors", request.seed, spans) for at, dims in enumerate(grid)]
+    return [point_at(manifest, dims, work / f"{at}.safetensors", request.seed, spans) for at, dims in enumerate(grid)]
 
 
-def _point(manifest: Manifest, dims: dict[str, int], path: Path, seed: int, spans: cases.Spans) -> Point:
+def point_at(manifest: Manifest, dims: dict[str, int], path: Path, seed: int, spans: cases.Spans) -> Point:
+    """A point to measure at, its tensors written to `path`. Without a variant: the runner takes the one for its threads."""
     contract = manifest.contract
     inputs = cases.tensors(contract, cases.Case(dims, "normal"), seed, spans)
     with path.open("wb") as file:
         for piece in golden.dump_case(golden.Case("", dims, inputs, {})):
             file.write(piece)
     rows = dims[contract.batch_dim] if contract.batch_dim else 1
-    variant = next(v for v in manifest.variants if all(v.covers[d][0] <= n <= v.covers[d][1] for d, n in dims.items()))
-    return Point(dims, rows, path, variant.name)
+    return Point(dims, rows, path, "")
 
 
 def _sizes(dim: Dim, wanted: Wanted | None, manifest: Manifest) -> list[int]:

@@ -40,7 +40,7 @@ def sweep(contract: Contract, example: Dims, buckets: Mapping[str, tuple[int, ..
     """
     middle = {dim.name: example.get(dim.name, default_size(dim)) for dim in contract.dims}
     cases = [Case(middle, "normal")]
-    cases += [Case(middle, kind) for kind in _kinds(contract)]
+    cases += [Case(middle, kind) for kind in kinds(contract)]
     points = [
         {**middle, dim.name: size}
         for dim in contract.dims
@@ -77,7 +77,8 @@ def _corners(dims: tuple[Dim, ...]) -> list[dict[str, int]]:
     return [low, high, *mixed] if dims else []
 
 
-def _kinds(contract: Contract) -> list[Values]:
+def kinds(contract: Contract) -> list[Values]:
+    """Those beside normal values that change an input."""
     floats = any(i.dtype.startswith(("float", "bfloat")) for i in contract.inputs)
     others = not all(i.dtype.startswith(("float", "bfloat")) for i in contract.inputs)
     return ["zeros", *(("large",) if floats else ()), *(("low", "high") if others else ())]

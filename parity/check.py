@@ -56,13 +56,17 @@ def examine(
     seed: int = 0,
     progress: Progress = lambda text: None,
     find_batching: bool = False,
+    dims: dict[str, int] | None = None,
 ) -> Report:
-    """All checks. With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure."""
+    """All checks; with `dims`, those of these sizes. With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure."""
     start = time.monotonic()
     manifest = archive.manifest
     subject = Subject(manifest, compiled, truth, load_golden(archive), tolerance or {}, seed)
     unloaded = _load(compiled)
-    results = [unloaded] if unloaded else run_checks(subject, progress)
+    if unloaded:
+        results = [unloaded]
+    else:
+        results = run_checks(subject, progress) if dims is None else beside.at_sizes(subject, dims, progress)
     batchable = all(result.verdict == "pass" for result in results if result.check == "rows")
     if find_batching:
         results = [_found(result) if result.check == "rows" else result for result in results]

@@ -3,14 +3,14 @@
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from ..aoti.compiler import CompileOptions, Staged, Standalone, Stats, compile_program
+from ..aoti.compiler import Built, CompileOptions, Staged, Standalone, Stats, compile_program
 from ..aoti.target import require_runs_here
 from ..aoti.workspace import require_space
 from ..bundle_format import archive as archives
@@ -24,6 +24,7 @@ from .check import Progress, examine
 from .report import Report, fair_tolerances, to_json
 from .runs import Compiled
 from .truth import Truth, exported, live
+from .tune import TuneOptions, tune
 
 _HELP = "`--inductor max_autotune=true --inductor max_autotune_gemm_backends=CPP` compiles matrix products"
 
@@ -57,6 +58,7 @@ def compile_checked(
     output: Path,
     options: CompileOptions,
     *,
+    tuning: TuneOptions = TuneOptions(),  # noqa: B008
     parity: bool = True,
     tolerance: Mapping[str, Tolerance] | None = None,
     seed: int = 0,
@@ -77,9 +79,14 @@ def compile_checked(
     with compile_program(program_path, options, progress) as staged:
         if options.standalone:
             _without_libtorch(staged, options.standalone, progress)
-        report = None
+        gate = None
         if parity:
-            report = _checked(staged, output, truth or _from(program_path), tolerance or {}, seed, progress)
+            found = (truth or _from(program_path))(staged.manifest)
+            gate = _Gate(staged, output, found, tolerance or {}, seed, progress)
+        if tuning.level != "none":
+            require_runs_here(options.target)
+            tune(staged, tuning, gate.fault_of if gate else lambda _: "", progress)
+        report = gate.checked() if gate else None
         manifest = _write(staged, output, report, tolerance or {})
         return Made(output, manifest, output.stat().st_size, staged.stats, report)
 
@@ -89,6 +96,7 @@ def build(
     output: Path,
     options: CompileOptions,
     *,
+    tuning: TuneOptions = TuneOptions(),  # noqa: B008
     tolerance: Mapping[str, Tolerance] | None = None,
     progress: Progress,
 ) -> Made:
@@ -102,7 +110,14 @@ def build(
             return live(request.spec, request.weights, manifest)
 
         made = compile_checked(
-            program, output, options, tolerance=tolerance, seed=request.seed, progress=progress, truth=eager
+            program,
+            output,
+            options,
+            tuning=tuning,
+            tolerance=tolerance,
+            seed=request.seed,
+            progress=progress,
+            truth=eager,
         )
         return replace(made, export=report)
 
@@ -146,32 +161,61 @@ def _from(program_path: Path) -> Callable[[Manifest], Truth]:
     return lambda _: exported(load_program(program_path))
 
 
-def _checked(
-    staged: Staged,
-    output: Path,
-    truth: Callable[[Manifest], Truth],
-    tolerance: Mapping[str, Tolerance],
-    seed: int,
-    progress: Progress,
-) -> Report:
-    """The report of a bundle that passes, checked at a temporary path beside `output`."""
-    with _beside(output) as path:
-        staged.write(path)
-        with archives.open_bundle(path) as archive, Compiled(path) as compiled:
-            progress("parity: loading the model")
-            report = examine(
-                archive,
-                compiled,
-                truth(staged.manifest),
-                tolerance=tolerance,
-                seed=seed,
-                progress=lambda text: progress(f"parity: {text}"),
-                find_batching=True,
-            )
-    report = msgspec.structs.replace(report, file=output.name, digest="")  # of a file that is gone
-    if not report.ok:
-        raise FailedError(report)
-    return report
+@dataclass(slots=True)
+class _Gate:
+    """Holds the parts of a bundle against the truth, at a temporary path beside `output`."""
+
+    staged: Staged
+    output: Path
+    truth: Truth
+    tolerance: Mapping[str, Tolerance]
+    seed: int
+    progress: Progress
+
+    def checked(self) -> Report:
+        """The report of a bundle that passes. Where only its other variants do not, they go, and a note says so."""
+        report = self._examine()
+        if not report.ok and len(self.staged.manifest.variants) > 1:
+            fault = _fault(report)
+            self.staged.choose([self.staged.base])
+            notes = (*self.staged.manifest.notes, f"all variants but one were dropped: together, {fault}")
+            self.staged.manifest = msgspec.structs.replace(self.staged.manifest, curve=(), notes=notes)
+            report = self._examine()
+        if not report.ok:
+            raise FailedError(report)
+        return report
+
+    def fault_of(self, variants: Sequence[Built]) -> str:
+        """Why the first of these is not the eager model where it covers; or ""."""
+        before = self.staged.manifest, self.staged.members
+        self.staged.choose(variants)
+        try:
+            report = self._examine(variants[0].recipe.dims or None)
+        finally:
+            self.staged.manifest, self.staged.members = before
+        return "" if report.ok else _fault(report)
+
+    def _examine(self, dims: dict[str, int] | None = None) -> Report:
+        with _beside(self.output) as path:
+            self.staged.write(path)
+            with archives.open_bundle(path) as archive, Compiled(path) as compiled:
+                self.progress("parity: loading the model")
+                report = examine(
+                    archive,
+                    compiled,
+                    self.truth,
+                    tolerance=self.tolerance,
+                    seed=self.seed,
+                    progress=lambda text: self.progress(f"parity: {text}"),
+                    find_batching=True,
+                    dims=dims,
+                )
+        return msgspec.structs.replace(report, file=self.output.name, digest="")  # of a file that is gone
+
+
+def _fault(report: Report) -> str:
+    first = report.failures[0]
+    return f"parity found {first.verdict} in `{first.case}`"
 
 
 @contextmanager

@@ -24,8 +24,11 @@ Progress = Callable[[str], None]
 class Contestant(Protocol):
     """A way to run the model. `time` gives ns for each call, or raises Failed."""
 
-    name: str
-    threads: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
 
     def time(self, ask: Ask) -> tuple[int, ...]: ...
 
@@ -61,6 +64,7 @@ class Measured:
     calls: int
     spread: float  # of the windows that count: (largest - smallest) / smallest median
     ratio: Ratio | None  # its time over that of the first contestant with as many threads; None for that one
+    variant: str = ""  # that ran, of a bundle
 
     @property
     def stable(self) -> bool:

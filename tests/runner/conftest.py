@@ -32,7 +32,7 @@ MakeSession = Callable[..., Session]
 
 @pytest.fixture
 def session_over() -> MakeSession:
-    """`session_over(contract, function, buckets={}, tuning=None)`: a function of a list of tensors stands for the compiled code."""
+    """`session_over(contract, function, buckets={}, tuning=None)`: a function of a list of tensors stands for code."""
 
     def make(
         contract: Contract,

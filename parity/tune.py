@@ -1,0 +1,281 @@
+"""Tuning: variants are compiled one after another, each is measured, and those stay that win somewhere and are right."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..aoti import plan
+from ..aoti.compiler import Built, Staged
+from ..aoti.protocol import Recipe
+from ..bundle_format import archive as archives
+from ..bundle_format import host, tensors
+from ..bundle_format.archive import Archive
+from ..bundle_format.errors import CompileError, MctlError, UsageError
+from ..bundle_format.layout import WEIGHTS
+from ..bundle_format.manifest import Machine, Manifest, Tuning, Variant
+from ..bundle_format.summary import own_bytes
+from ..export import golden
+from ..runner import native
+from ..runner.bench import Point
+from ..runner.stopwatch import Stopwatch, runner_stopwatch
+from . import cases
+from .bench import point_at
+from .selection import Budget, DuelError, Progress, Selection
+
+SECONDS = {"none": 0.0, "fast": 180.0, "full": 3600.0}
+MAX_PACKED_MB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What `mctl compile` was asked for. `threads`: numbers to measure; `seconds`: None is the level's own."""
+
+    level: plan.Level = "none"
+    seconds: float | None = None
+    threads: tuple[int, ...] = ()
+    bf16: bool = False
+    max_packed_mb: int = MAX_PACKED_MB
+
+    @property
+    def budget(self) -> float:
+        return SECONDS[self.level] if self.seconds is None else self.seconds
+
+    @property
+    def measured_threads(self) -> tuple[int, ...]:
+        cores = len(os.sched_getaffinity(0))
+        return tuple(sorted(set(self.threads or (1, cores))))
+
+
+Judge = Callable[[Sequence[Built]], str]  # of variants, the first of which is judged: why it is wrong, or ""
+
+
+def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress) -> None:
+    """Adds to `staged` the variants that are worth it, and what was measured; the notes say what was dropped and why.
+
+    It ends when the candidates or the budget do, or at Ctrl-C; what was measured until then counts.
+    """
+    manifest = staged.manifest
+    threads = options.measured_threads
+    recipes = plan.candidates(
+        manifest.contract,
+        manifest.buckets,
+        staged.base.recipe,
+        options.level,
+        bf16=options.bf16 and staged.machine.has_bf16,
+        threads=max(threads),
+    )
+    if not recipes:
+        return _note(staged, "not tuned: a model with state keeps its one variant")
+    bench = _Bench(staged.folder / "tuning", native.find_runner(progress), threads)
+    bench.stage(staged, [staged.base])
+    points = bench.points(plan.points(manifest.contract, manifest.buckets))
+    selection = Selection(points, threads, staged.base.name)
+    kept = {staged.base.name: staged.base}
+    budget = Budget(options.budget)
+    stopped = False
+    try:
+        with bench.watches() as watches:
+            selection.begin(watches, lambda text: progress(f"tuning: the noise, {text}"))
+        _try_all(staged, recipes, bench, selection, kept, budget, progress)
+    except KeyboardInterrupt:
+        if not selection.begun:
+            raise  # nothing is known yet
+        stopped = True
+        _note(staged, "tuning was stopped: what was measured until then counts")
+    selection.restrict(kept)
+    _drop_large(staged, selection, kept, options.max_packed_mb << 20)
+    _drop_wrong(staged, selection, kept, judge, progress)
+    used = [built for name, built in kept.items() if name in selection.kept]
+    tuning = selection.tuning(this_machine())
+    if not stopped:
+        bench.stage(staged, used, tuning)
+        with bench.watches() as watches:
+            between = bench.between(selection.points)
+            selection.compare_padding(
+                bench.manifest, between, watches, lambda text: progress(f"tuning: padding, {text}")
+            )
+    staged.choose(used, selection.tuning(this_machine()))
+    staged.manifest = msgspec.structs.replace(staged.manifest, curve=selection.curve())
+
+
+def _try_all(
+    staged: Staged,
+    recipes: Sequence[Recipe],
+    bench: "_Bench",
+    selection: Selection,
+    kept: dict[str, Built],
+    budget: Budget,
+    progress: Progress,
+) -> None:
+    for at, recipe in enumerate(recipes):
+        if not budget.allows():
+            _note(staged, f"tuned within its budget: {len(recipes) - at} of {len(recipes)} candidates were not tried")
+            return
+        title = f"tuning: {recipe.name} ({at + 1} of {len(recipes)})"
+
+        def attempt(recipe: Recipe = recipe, title: str = title) -> None:
+            built = staged.build(recipe, lambda text: progress(f"{title}: {text}"))
+            if lacking := _lacking(staged, built):
+                raise CompileError(f"it is not standalone: `{lacking[0]}`")
+            bench.stage(staged, [*kept.values(), built])
+            with bench.watches() as watches:
+                won = selection.consider(bench.variant(built.name), watches, lambda text: progress(f"{title}: {text}"))
+            if won:
+                kept[built.name] = built
+            for name in set(kept) - selection.kept:
+                del kept[name]
+
+        try:
+            budget.timed(attempt)
+        except (MctlError, DuelError) as error:
+            _note(staged, f"variant `{recipe.name}` was left out: {error}")
+
+
+def _lacking(staged: Staged, built: Built) -> list[str]:
+    """What a variant of a standalone bundle needs of libtorch."""
+    shim = host.find_shim() if staged.manifest.standalone else None
+    return host.shim_lacks(shim, built.imports.torch) if shim else []
+
+
+def _drop_large(staged: Staged, selection: Selection, kept: dict[str, Built], most: int) -> None:
+    """Variants whose own tensors bring the least per byte go, until those of all fit."""
+    while True:
+        staged.choose(list(kept.values()))
+        own = own_bytes(staged.manifest, _header(staged))
+        extra = {name: size for name, size in own.items() if name != staged.base.name and size}
+        if sum(extra.values()) <= most:
+            return
+        worst = min(extra, key=lambda name: selection.gain(name) / extra[name])
+        gain = f"its {extra[worst] >> 20} MiB bring {selection.gain(worst):.0%}"
+        _remove(selection, kept, worst)
+        _note(staged, f"variant `{worst}` was dropped: {gain}, and `--max-packed-mb` is {most >> 20}")
+
+
+def _header(staged: Staged) -> dict[str, tensors.TensorEntry]:
+    pieces = next(data for path, data in staged.members if path == WEIGHTS)
+    return tensors.read_header(b"".join(map(bytes, pieces)))  # type: ignore[arg-type]
+
+
+def _drop_wrong(staged: Staged, selection: Selection, kept: dict[str, Built], judge: Judge, progress: Progress) -> None:
+    """Variants that do not give what eager gives go. Those that take their places were measured and are judged too."""
+    right = {staged.base.name}
+    while wrong := next((name for name in kept if name not in right), None):
+        progress(f"parity of variant `{wrong}`")
+        fault = judge([kept[wrong], staged.base])
+        right.add(wrong)
+        if fault:
+            _remove(selection, kept, wrong)
+            _note(staged, f"variant `{wrong}` was dropped: {fault}")
+
+
+def _remove(selection: Selection, kept: dict[str, Built], name: str) -> None:
+    del kept[name]
+    selection.restrict(kept)
+
+
+def _note(staged: Staged, text: str) -> None:
+    staged.manifest = msgspec.structs.replace(staged.manifest, notes=(*staged.manifest.notes, text))
+
+
+def this_machine() -> Machine:
+    """The fingerprint of the machine that runs this."""
+    return Machine(cpu=host.cpu_name(), cores=len(os.sched_getaffinity(0)), isa=host.isa_level())
+
+
+class _Bench:
+    """A bundle beside the real one, which the runner measures."""
+
+    def __init__(self, folder: Path, runner: Path, threads: Sequence[int], bundle: Path | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._runner = runner
+        self._threads = threads
+        self._bundle = bundle or folder / "bundle.pt2"
+        self.manifest: Manifest
+
+    def stage(self, staged: Staged, variants: Sequence[Built], tuning: Tuning | None = None) -> None:
+        """Writes the bundle with these variants."""
+        before = staged.manifest, staged.members
+        staged.choose(variants, tuning)
+        self.manifest = staged.write(self._bundle)
+        staged.manifest, staged.members = before
+
+    def open(self) -> "_Bench":
+        """The bundle that is there already."""
+        with archives.open_bundle(self._bundle) as archive:
+            self.manifest = archive.manifest
+        return self
+
+    def variant(self, name: str) -> Variant:
+        return next(variant for variant in self.manifest.variants if variant.name == name)
+
+    @contextmanager
+    def watches(self) -> Iterator[list[Stopwatch]]:
+        libtorch = native.libtorch_for(self.manifest, None)
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(runner_stopwatch(self._runner, self._bundle, libtorch, threads))
+                for threads in self._threads
+            ]
+
+    def points(self, sizes: Sequence[dict[str, int]]) -> list[Point]:
+        with archives.open_bundle(self._bundle) as archive:
+            spans = cases.spans(self.manifest.contract, [case.inputs for case in golden.load_golden(archive)])
+        paths = [self._folder / f"{'-'.join(map(str, dims.values())) or 'only'}.safetensors" for dims in sizes]
+        return [point_at(self.manifest, dims, path, 0, spans) for dims, path in zip(sizes, paths, strict=True)]
+
+    def between(self, points: Sequence[Point]) -> dict[int, Point]:
+        """By the number of a point: sizes halfway between the bucket of the batch before it and it."""
+        batch = self.manifest.contract.batch_dim
+        buckets = self.manifest.buckets.get(batch or "", ())
+        found = {}
+        for at, point in enumerate(points):
+            size = point.dims.get(batch or "", 0)
+            before = max((bucket for bucket in buckets if bucket < size), default=size)
+            if batch is not None and size - before > 1:
+                found[at] = {**point.dims, batch: (before + size + 1) // 2}
+        return dict(zip(found, self.points(list(found.values())), strict=True))
+
+
+def reselect(path: Path, threads: tuple[int, ...], progress: Progress) -> Tuning:
+    """Measures a bundle's variants anew on this machine and rewrites what is chosen, atomically; compiles nothing.
+
+    UsageError where there is nothing to choose.
+    """
+    with archives.open_bundle(path) as archive:
+        _require_variants(archive)
+        digest = archive.digest
+    with tempfile.TemporaryDirectory(prefix="mctl-reselect-") as work:
+        known = archive.manifest.tuning
+        numbers = threads or tuple(sorted({choice.threads for choice in known.choices} if known else {1}))
+        bench = _Bench(Path(work) / "points", native.find_runner(progress), numbers, path).open()
+        manifest = bench.manifest
+        base = manifest.variants[0]
+        points = bench.points(plan.points(manifest.contract, manifest.buckets))
+        selection = Selection(points, numbers, base.name)
+        with bench.watches() as watches:
+            selection.begin(watches, lambda text: progress(f"the noise, {text}"))
+            for variant in manifest.variants[1:]:
+                selection.consider(variant, watches, lambda text, name=variant.name: progress(f"{name}: {text}"))  # type: ignore[misc]
+            tuning = selection.tuning(this_machine())
+            chosen = msgspec.structs.replace(manifest, tuning=tuning)
+            selection.compare_padding(chosen, bench.between(points), watches, lambda text: progress(f"padding, {text}"))
+    tuning = selection.tuning(this_machine())
+    with archives.open_bundle(path) as archive:
+        if archive.digest != digest:
+            raise UsageError(f"`{path}` is another file by now", "measure it again")
+        changed = msgspec.structs.replace(archive.manifest, tuning=tuning, curve=selection.curve())
+        archives.rewrite(archive, path, changed, {})
+    return tuning
+
+
+def _require_variants(archive: Archive) -> None:
+    if len(archive.manifest.variants) < 2:
+        raise UsageError(
+            f"`{archive.path}` has one variant: there is nothing to choose", "`mctl compile --tune fast` makes more"
+        )
