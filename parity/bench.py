@@ -162,7 +162,7 @@ def _points(manifest: Manifest, request: BenchRequest, stored: Sequence[golden.C
 
 
 def point_at(manifest: Manifest, dims: dict[str, int], path: Path, seed: int, spans: cases.Spans) -> Point:
-    """A point to measure at, its tensors written to `path`. Without a variant: the runner takes the one for its threads."""
+    """A point to measure at, its tensors written to `path`. The runner takes the variant for its threads."""
     contract = manifest.contract
     inputs = cases.tensors(contract, cases.Case(dims, "normal"), seed, spans)
     with path.open("wb") as file:

@@ -58,7 +58,10 @@ def examine(
     find_batching: bool = False,
     dims: dict[str, int] | None = None,
 ) -> Report:
-    """All checks; with `dims`, those of these sizes. With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure."""
+    """All checks; with `dims`, only those of these sizes.
+
+    With `find_batching`, rows that depend on each other are a finding (`batchable`) and no failure.
+    """
     start = time.monotonic()
     manifest = archive.manifest
     subject = Subject(manifest, compiled, truth, load_golden(archive), tolerance or {}, seed)

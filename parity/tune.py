@@ -1,8 +1,8 @@
-"""Tuning: variants are compiled one after another, each is measured, and those stay that win somewhere and are right."""
+"""Tuning: variants are compiled one after another and measured; those stay that win somewhere and are right."""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,8 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         threads=max(threads),
     )
     if not recipes:
-        return _note(staged, "not tuned: a model with state keeps its one variant")
+        _note(staged, "not tuned: a model with state keeps its one variant")
+        return
     bench = _Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [staged.base])
     points = bench.points(plan.points(manifest.contract, manifest.buckets))

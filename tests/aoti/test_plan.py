@@ -1,7 +1,8 @@
 import pytest
 
-from mctl.aoti.plan import choose_buckets, covers, parse_buckets
-from mctl.bundle_format.contract import Contract, Dim, Input, Output
+from mctl.aoti.plan import DYNAMIC, candidates, choose_buckets, covers, parse_buckets, points, threads_of
+from mctl.aoti.protocol import Recipe
+from mctl.bundle_format.contract import Contract, Dim, Input, Output, State
 from mctl.bundle_format.errors import UsageError
 
 
@@ -74,3 +75,62 @@ def test_a_bucket_that_the_contract_does_not_allow(option: str, message: str) ->
 def test_a_bucket_that_is_no_multiple() -> None:
     with pytest.raises(UsageError, match=r"allowed 4\.\.96 in steps of 4"):
         choose_buckets(contract(pad=0), {"seq": (10,)})
+
+
+# --- candidates --------------------------------------------------------------------------------------------------
+
+BASE = Recipe(DYNAMIC, packed=True)
+
+
+def names(level: str, base: Recipe = BASE, *, bf16: bool = False, seq: tuple[int, ...] = (16, 96)) -> list[str]:
+    buckets = {"batch": (1, 64), "seq": seq} if seq else {"batch": (1, 64)}
+    found = candidates(contract(pad=0), buckets, base, level, bf16=bf16, threads=2)  # type: ignore[arg-type]
+    assert len({recipe.name for recipe in found}) == len(found)
+    return [recipe.name for recipe in found]
+
+
+def test_the_most_promising_come_first_and_the_ends_before_what_is_between() -> None:
+    static = ["batch1-seq16", "batch64-seq96", "batch1-seq96", "batch64-seq16"]
+    small = ["batch1-seq16", "batch1-seq96"]
+    assert names("fast") == ["plain", *(f"packed-{at}" for at in static), *(f"gemm-{at}" for at in small)]
+    full = names("full", bf16=True)
+    assert full[:2] == ["bf16", "plain"]
+    assert {
+        f"{kind}-{at}" for kind in ("packed", "plain", "gemm", "gemm-aten", "bf16", "packed-threads2") for at in static
+    } == {*full[2:]}
+    assert names("none") == []
+
+
+def test_a_base_of_torchs_own_kernels_is_compared_with_packed_ones() -> None:
+    assert names("fast", Recipe(DYNAMIC))[0] == "packed"
+
+
+def test_static_variants_are_for_sizes_that_are_all_padded_to() -> None:
+    assert names("full", seq=()) == ["plain"]
+
+
+def test_the_users_settings_are_those_of_every_candidate() -> None:
+    base = Recipe(DYNAMIC, packed=True, options=("epilogue_fusion=false",))
+    found = candidates(contract(pad=0), {"batch": (1, 64), "seq": (96,)}, base, "full", bf16=False, threads=4)
+    assert all(recipe.options[0] == "epilogue_fusion=false" for recipe in found)
+    assert {threads_of(recipe) for recipe in found} == {0, 4}
+    assert {recipe.packed for recipe in found if threads_of(recipe) == 4} == {True}
+
+
+def test_a_model_with_state_keeps_its_one_variant() -> None:
+    plain = contract(pad=0)
+    stateful = Contract(
+        dims=plain.dims, inputs=plain.inputs, outputs=plain.outputs, state=(State(name="n", dtype="int64", shape=()),)
+    )
+    assert candidates(stateful, {}, BASE, "full", bf16=True, threads=1) == []
+
+
+def test_points_are_all_buckets_or_fewer_and_the_largest_always() -> None:
+    small = points(contract(), {"batch": (1, 8, 64)})
+    assert small == [{"batch": batch, "seq": 20} for batch in (1, 8, 64)]  # the root of 4 * 96, in steps of 4
+    many = points(contract(pad=0), {"batch": (1, 2, 4, 8, 16, 32, 64), "seq": (16, 32, 64, 96)})
+    assert len(many) <= 16 and many[-1] == {"batch": 64, "seq": 96}
+
+
+def test_what_a_static_variant_covers() -> None:
+    assert covers(contract(), {"batch": 8, "seq": 32}) == {"batch": (8, 8), "seq": (32, 32)}

@@ -1,0 +1,205 @@
+"""A bundle that is tuned for real: compiled, measured, judged and served."""
+
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from mctl.aoti import plan
+from mctl.aoti.compiler import Built, CompileOptions, Staged
+from mctl.aoti.protocol import Recipe
+from mctl.bundle_format import manifest as manifests
+from mctl.bundle_format import summary, tensors
+from mctl.bundle_format.archive import open_bundle, rewrite
+from mctl.bundle_format.errors import CompileError, UsageError
+from mctl.parity import tune as tuning
+from mctl.parity.gate import Made, compile_checked
+from mctl.parity.selection import Duel, Selection
+from mctl.parity.tune import TuneOptions, reselect
+from mctl.runner.session import load
+
+from ..serving.server import Server, infer_binary, outputs_of
+
+STATIC = Recipe("packed-batch1", {"batch": 1}, packed=True)
+PLAIN = Recipe("plain")
+Tune = Callable[..., Made]
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate wins: what is measured does not decide what is tested."""
+    monkeypatch.setattr(Duel, "won", lambda self, noise: True)
+
+
+@pytest.fixture(scope="module")
+def tune(mlp_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Tune:
+    """Tunes the MLP with two buckets and these candidates, each of which is compiled once for all tests."""
+    folder = tmp_path_factory.mktemp("tuned")
+
+    def made(name: str, *recipes: Recipe, options: TuneOptions | None = None) -> Made:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "candidates", lambda *_, **__: list(recipes))
+            return compile_checked(
+                mlp_program,
+                folder / f"{name}.pt2",
+                CompileOptions(buckets={"batch": (1,)}, tune="fast", work_dir=folder),
+                tuning=options or TuneOptions("fast", threads=(1,)),
+                progress=quiet,
+            )
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def tuned(tune: Tune) -> Made:
+    with pytest.MonkeyPatch.context() as patch:
+        winner(patch)
+        return tune("tuned", STATIC)
+
+
+def eager() -> torch.nn.Module:
+    torch.manual_seed(0)  # the default of `mctl export --seed`
+    return runpy.run_path(str(Path(__file__).parents[2] / "samples/mlp.py"))["model"]().eval()
+
+
+def test_the_manifest_says_what_was_measured_and_chosen(tuned: Made) -> None:
+    found = tuned.manifest
+    assert [v.name for v in found.variants] == ["dynamic", "packed-batch1"] and found.parity == "pass"
+    assert found.variants[1].covers == {"batch": (1, 1)}
+    assert found.tuning is not None
+    assert [(c.dims["batch"], c.threads, c.variant) for c in found.tuning.choices] == [
+        *((1, 1, "packed-batch1"), (64, 1, "dynamic"))
+    ]
+    assert [(t.dims["batch"], t.variant) for t in found.tuning.timings] == [
+        *((1, "dynamic"), (1, "packed-batch1"), (64, "dynamic"))
+    ]
+    assert all(timing.median_ns > 1000 for timing in found.tuning.timings)
+    assert [point.dims for point in found.curve] == [{"batch": 1}, {"batch": 64}]
+
+
+def test_variants_share_their_weights(tuned: Made, mlp_bundle: Path) -> None:
+    """Packed once, they are the same bytes for both: nothing was added."""
+    one, two = (summary.summarize(path) for path in (mlp_bundle, tuned.path))
+    assert two.sizes["weights"] < 1.01 * one.sizes["weights"]
+    assert [variant.own_bytes for variant in two.variants] == [0, 0]
+    text = "\n".join(summary.lines(two))
+    assert "batch=1   1        packed-batch1" in text and "batch=64  1        dynamic" in text
+
+
+def test_answers_are_eagers_at_every_size(tuned: Made) -> None:
+    model = eager()
+    with load(tuned.path, threads=1) as session, torch.no_grad():
+        for rows in range(1, 65):
+            x = torch.randn(rows, 128)
+            for pad in (False, True):
+                torch.testing.assert_close(session.call({"x": x}, pad=pad)["output"], model(x))
+
+
+def test_the_server_runs_the_chosen_variants(tuned: Made) -> None:
+    model = eager()
+    with Server(tuned.path, "--threads=1") as server, torch.no_grad():
+        for rows, variant in ((1, "packed-batch1"), (2, "dynamic"), (64, "dynamic")):
+            x = torch.randn(rows, 128)
+            answer = server.request("/v2/models/mlp/infer", *infer_binary(x=x.numpy()))
+            np.testing.assert_allclose(outputs_of(answer)["output"], model(x).numpy(), rtol=1e-4, atol=1e-5)
+            assert answer.headers["x-mctl-variant"] == variant
+
+
+def test_a_variant_that_is_wrong_is_dropped(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(self: Staged, recipe: Recipe, progress: Callable[[str], None]) -> Built:
+        built = original(self, recipe, progress)
+        data = bytearray(built.weights.read_bytes())
+        entry = max(tensors.read_header(data).values(), key=lambda entry: entry.end - entry.begin)
+        values = np.frombuffer(data, np.float32, (entry.end - entry.begin) // 4, entry.begin)
+        values *= 1.5
+        built.weights.write_bytes(data)
+        return built
+
+    original = Staged.build
+    monkeypatch.setattr(Staged, "build", spoiled)
+    winner(monkeypatch)
+    made = tune("wrong", STATIC)
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic"]
+    assert "variant `packed-batch1` was dropped: parity found differs in `batch=1`" in made.manifest.notes
+    assert made.report is not None and made.report.ok
+    assert made.manifest.tuning is not None
+    assert {choice.variant for choice in made.manifest.tuning.choices} == {"dynamic"}
+
+
+def test_a_variant_whose_weights_cost_more_than_allowed_is_dropped(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    winner(monkeypatch)
+    made = tune("large", PLAIN, options=TuneOptions("fast", threads=(1,), max_packed_mb=0))
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic"]
+    assert any(note.startswith("variant `plain` was dropped: its 0 MiB bring") for note in made.manifest.notes)
+
+
+def test_without_time_nothing_is_tried(tune: Tune) -> None:
+    made = tune("hasty", STATIC, PLAIN, options=TuneOptions("fast", seconds=0, threads=(1,)))
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic"]
+    assert made.manifest.notes[-1] == "tuned within its budget: 2 of 2 candidates were not tried"
+
+
+def test_ctrl_c_keeps_what_was_measured(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Staged, recipe: Recipe, progress: Callable[[str], None]) -> Built:
+        if recipe is PLAIN:
+            raise KeyboardInterrupt
+        return original(self, recipe, progress)
+
+    original = Staged.build
+    monkeypatch.setattr(Staged, "build", interrupted)
+    winner(monkeypatch)
+    made = tune("stopped", STATIC, PLAIN)
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic", "packed-batch1"]
+    assert made.manifest.notes[-1] == "tuning was stopped: what was measured until then counts"
+
+
+def test_a_candidate_that_cannot_be_compiled_is_left_out(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Staged, recipe: Recipe, progress: Callable[[str], None]) -> Built:
+        if recipe is PLAIN:
+            raise CompileError("torch cannot compile the program")
+        return original(self, recipe, progress)
+
+    original = Staged.build
+    monkeypatch.setattr(Staged, "build", refused)
+    made = tune("refused", PLAIN)
+    assert made.manifest.notes[-1] == "variant `plain` was left out: torch cannot compile the program"
+
+
+def test_reselect_measures_anew_and_compiles_nothing(
+    tuned: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bundle.pt2"
+    with open_bundle(tuned.path) as archive:
+        assert archive.manifest.tuning is not None
+        elsewhere = manifests.Machine(cpu="another", cores=1)
+        other = msgspec.structs.replace(archive.manifest.tuning, machine=elsewhere, choices=(), threads=7)
+        rewrite(archive, path, msgspec.structs.replace(archive.manifest, tuning=other), {})
+    winner(monkeypatch)
+    reselect(path, (1,), quiet)
+    with open_bundle(path) as archive:
+        archive.verify()
+        now = archive.manifest.tuning
+        assert now is not None and now.machine == tuning.this_machine() and now.threads == 1
+        assert [choice.variant for choice in now.choices] == ["packed-batch1", "dynamic"]
+        assert archive.manifest.variants == tuned.manifest.variants
+
+
+def test_one_variant_leaves_nothing_to_choose(mlp_bundle: Path, tmp_path: Path) -> None:
+    path = shutil.copy(mlp_bundle, tmp_path / "b.pt2")
+    with pytest.raises(UsageError, match="there is nothing to choose"):
+        reselect(path, (), quiet)
+
+
+def test_the_selection_is_of_the_options_threads() -> None:
+    assert TuneOptions("fast").measured_threads[0] == 1
+    assert TuneOptions("fast", threads=(4, 2)).measured_threads == (2, 4)
+    assert (TuneOptions("fast").budget, TuneOptions("full").budget, TuneOptions("full", 5.0).budget) == (180, 3600, 5)
+    assert Selection([], [1], "dynamic").begun
