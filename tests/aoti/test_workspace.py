@@ -11,7 +11,12 @@ from mctl.bundle_format.errors import CompileError
 def test_nothing_is_left(tmp_path: Path) -> None:
     with Workspace(tmp_path) as work:
         assert work.path.parent == tmp_path
-        (work.path / "tmp" / "file").write_text("x")
+        folder = work.subfolder("one")
+        (folder / "tmp" / "file").write_text("x")
+        (folder / "kept").write_text("x")
+        work.clear(folder)
+        assert [path.name for path in folder.iterdir()] == ["kept"]
+        assert sorted(path.name for path in work.subfolder("one").iterdir()) == ["cache", "tmp"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -23,7 +28,8 @@ def test_a_folder_that_torch_would_have_to_quote(tmp_path: Path, monkeypatch: py
     with Workspace(places[1]) as work:
         assert work.path.parent.parent == places[0]
         assert work.path.resolve().parent == places[1]
-        assert (places[1] / work.path.resolve().name / "cache").is_dir()
+        folder = work.subfolder("one")
+        assert folder.is_relative_to(work.path) and (folder.resolve() / "cache").is_dir()
     assert [list(place.iterdir()) for place in places] == [[], []]
 
 
