@@ -129,7 +129,9 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
         len(manifest.variants) > 1,
     )
     curves = {threads: curve for threads in request.threads if (curve := timing.fit(_one_line(report, threads)))}
-    warnings = (*machine.warnings(), *_warnings(report, request.threads, machine.cores))
+    batch = manifest.contract.batch_dim
+    unpadded = {n: lookup.unpadded(batch) if batch else () for n, lookup in lookups.items()}
+    warnings = (*machine.warnings(), *_warnings(report, unpadded, machine.cores))
     return replace(report, curves=curves, warnings=warnings)
 
 
@@ -245,12 +247,14 @@ def _peer(name: Name, request: BenchRequest, manifest: Manifest) -> Peer:
 # --- what to think of it -----------------------------------------------------------------------------------------
 
 
-def _warnings(report: BenchReport, threads: Sequence[int], cores: int) -> Iterator[str]:
-    for number in threads:
+def _warnings(report: BenchReport, threads: Mapping[int, Sequence[int]], cores: int) -> Iterator[str]:
+    """`threads`: each number that was measured, and the batches that smaller ones are not padded to."""
+    for number, unpadded in threads.items():
         if number > cores:
             yield f"threads oversubscribed: {number} threads on {cores} cores"
-        for rows, waste in timing.padding_waste(_one_line(report, number)):
-            if waste > 0.25:
+        line = _one_line(report, number)
+        for rows, waste in timing.padding_waste(line):
+            if waste > 0.25 and min(size for size, _ in line if size >= rows) not in unpadded:
                 yield f"padding costs {waste:.0%} at batch {rows} with {_threads(number)}"
     shaky = [found for found in report.measured if not found.stable]
     if shaky:
