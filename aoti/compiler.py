@@ -32,7 +32,6 @@ from .target import Machine, machine_for
 from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
 
 Progress = Callable[[str], None]
-Precision = Literal["f32", "bf16", "auto"]
 Standalone = Literal["", "yes", "auto"]  # a bundle that needs no libtorch: not asked for, an error, a note otherwise
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -48,7 +47,6 @@ class CompileOptions:
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # beside the batch dim's powers of two
     inductor: tuple[str, ...] = ()  # KEY=VALUE
     packed: bool = True  # layers by mctl's own kernels
-    precision: Precision = "f32"
     tune: plan.Level = "none"
     standalone: Standalone = ""
     timeout: float | None = None  # seconds
@@ -183,7 +181,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
         program.close()
         raise
     try:
-        base = builder.build(_base_recipe(options, machine), progress)
+        base = builder.build(Recipe(plan.DYNAMIC, packed=options.packed, options=options.inductor), progress)
         manifest = msgspec.structs.replace(
             program.manifest,
             schema=BUNDLE_SCHEMA,
@@ -199,15 +197,6 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
     except BaseException:
         builder.close()
         raise
-
-
-def _base_recipe(options: CompileOptions, machine: Machine) -> Recipe:
-    bf16 = options.precision == "bf16"
-    if bf16 and not machine.has_bf16:
-        raise UsageError("`--precision bf16`: the CPU has no instructions for it", "use `--precision auto` or `f32`")
-    if bf16 and not options.packed:
-        raise UsageError("`--precision bf16` is that of mctl's own kernels", "leave `--kernels torch` out")
-    return Recipe(plan.DYNAMIC, packed=options.packed, bf16=bf16, options=options.inductor)
 
 
 class _Builder:

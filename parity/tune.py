@@ -38,7 +38,6 @@ class TuneOptions:
     level: plan.Level = "none"
     seconds: float | None = None
     threads: tuple[int, ...] = ()
-    bf16: bool = False
     max_packed_mb: int = MAX_PACKED_MB
 
     @property
@@ -66,7 +65,6 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         manifest.buckets,
         staged.base.recipe,
         options.level,
-        bf16=options.bf16 and staged.machine.has_bf16,
         threads=max(threads),
     )
     if not recipes:
