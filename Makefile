@@ -27,7 +27,7 @@ demo: env native
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash samples/demo.sh build/demo
 
 test: env native
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: env
 	$(BIN)/ruff format --check .

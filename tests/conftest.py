@@ -1,6 +1,7 @@
 """What every test may use: the samples as programs and bundles, made once a session by the public commands."""
 
 import ast
+import fcntl
 import hashlib
 import os
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache as cache_results
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,8 @@ def export_command(sample: str) -> list[str]:
 def _digest(sample: str) -> str:
     """Of all that a sample's bundle is made from."""
     folders = ("bundle_format", "export", "aoti")
-    files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    sources = sorted(path for folder in folders for path in (ROOT / folder).rglob("*"))
+    files = [path for path in sources if path.suffix in (".py", ".cc", ".h")]
     digest = hashlib.sha256(sys.version.encode())
     for path in [SAMPLES / f"{sample}.py", *files]:
         digest.update(path.read_bytes())
@@ -70,22 +73,32 @@ def make_bundle(tmp_path_factory: pytest.TempPathFactory, make_program: Maker) -
 
 def _once(factory: pytest.TempPathFactory, kind: str, make: Callable[[str, Path], object]) -> Maker:
     """Makes each sample's file once: a session, or, where MCTL_TEST_CACHE names a folder, once for these sources."""
-    made: dict[str, Path] = {}
     cache = os.environ.get("MCTL_TEST_CACHE")
 
+    @cache_results
     def path_of(sample: str) -> Path:
-        if sample not in made:
-            folder = Path(cache) if cache else factory.mktemp(kind)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{sample}-{_digest(sample)}-{kind}.pt2"
-            if not path.exists():
-                fresh = folder / f"{sample}-{os.getpid()}-{kind}.pt2"
-                make(sample, fresh)
-                fresh.rename(path)
-            made[sample] = path
-        return made[sample]
+        folder = Path(cache) if cache else session_folder(factory)
+        return make_once(folder / f"{sample}-{_digest(sample)}-{kind}.pt2", lambda path: make(sample, path))
 
     return path_of
+
+
+def session_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of the tests share."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def make_once(path: Path, make: Callable[[Path], object]) -> Path:
+    """`path`, made by whoever needs it first; others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            fresh = path.with_name(f"fresh-{path.name}")
+            make(fresh)
+            fresh.rename(path)
+    return path
 
 
 @pytest.fixture(scope="session")

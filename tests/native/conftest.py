@@ -1,5 +1,6 @@
 """Builds the C++ tests while the tests before them run: it takes longer than any of those."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -32,9 +33,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _built() -> Path:
-    call("nice", "cmake", "--preset", "asan", f"-DPYTHON={sys.executable}")
-    call("nice", "cmake", "--build", "--preset", "asan", "--target", "runner-tests")
-    return ROOT / "build" / "asan" / "runner-tests"
+    build = ROOT / "build" / "asan"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "tests.lock").open("w") as lock:  # each process of a parallel run is here
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        call("nice", "cmake", "--preset", "asan", f"-DPYTHON={sys.executable}")
+        call("nice", "cmake", "--build", "--preset", "asan", "--target", "runner-tests")
+    return build / "runner-tests"
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import torch
 
 from mctl.runner import native
 
+from ..conftest import make_once, session_folder
 from . import faulty
 from .server import Server, runner
 
@@ -65,9 +66,12 @@ def refusal() -> Callable[..., tuple[int, str]]:
 def fragile_bundle(tmp_path_factory: pytest.TempPathFactory, mctl_ok: Callable[..., object]) -> Path:
     folder = tmp_path_factory.mktemp("fragile")
     (folder / "divide.py").write_text(FRAGILE)
-    mctl_ok("export", folder / "divide.py", "--dim", "batch=1:8", "-o", folder / "program.pt2")
-    mctl_ok("compile", folder / "program.pt2", "-o", folder / "bundle.pt2", "--name", "divide", "--no-parity")
-    return folder / "bundle.pt2"
+
+    def make(path: Path) -> None:
+        mctl_ok("export", folder / "divide.py", "--dim", "batch=1:8", "-o", folder / "program.pt2")
+        mctl_ok("compile", folder / "program.pt2", "-o", path, "--name", "divide", "--no-parity")
+
+    return make_once(session_folder(tmp_path_factory) / "fragile.pt2", make)
 
 
 @pytest.fixture(scope="session")

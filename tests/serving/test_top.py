@@ -253,10 +253,11 @@ class Terminal:
     def __init__(self, url: str, columns: int = 100, **environment: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*TOP, url, "--interval", "0.2"],
             stdin=slave, stdout=slave, stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", **environment},
+            env={**environ, "TERM": "xterm-256color", **environment},
         )  # fmt: skip
         os.close(slave)
         self.seen = ""
