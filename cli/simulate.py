@@ -52,24 +52,25 @@ def simulate(
     from ..runner import trace
     from ..runner.simulator import simulate as run
 
-    cost, largest, buckets = _cost(bundle, c_fixed_ms, c_item_ms, threads)
+    cost, largest, buckets, unpadded = _cost(bundle, c_fixed_ms, c_item_ms, threads)
     if (arrivals is None) == (rate is None):
         raise UsageError("say when requests come", "with either `--arrivals FILE` or `--rate N`")
     came = trace.read_arrivals(arrivals) if arrivals else trace.poisson(rate or 0, seconds, burst, seed)
     sizes = _numbers("max-batch-size", max_batch_size) or [largest or 64]
-    allowed = tuple(_numbers("allowed-batch-sizes", allowed_batch_sizes)) or buckets
+    allowed = tuple(_numbers("allowed-batch-sizes", allowed_batch_sizes))
     found = []
     for settings in _grid(
         sizes,
         _numbers("max-queue-delay-us", max_queue_delay_us),
         [round(ms * 1000) for ms in _numbers("latency-target-ms", latency_target_ms, float)] or [None],
-        allowed=allowed,
+        allowed=allowed or buckets,
+        unpadded=() if allowed else unpadded,
         percentile=percentile,
         queue=max_queue_size,
         instances=instances,
         timeout_us=default_timeout_ms * 1000,
     ):
-        outcome = run(settings, cost, came, instances=instances)
+        outcome = run(settings, cost, came, instances=instances, ahead=True)
         found.append((settings, trace.result_of(outcome, came, cost, instances)))
     if json:
         runs = [{"settings": asdict(settings), "result": asdict(result)} for settings, result in found]
@@ -82,7 +83,8 @@ def simulate(
 
 
 def _cost(bundle: Path | None, fixed_ms: float | None, item_ms: float | None, threads: int | None) -> Any:
-    """The cost of a batch, and what the bundle says of the largest batch and of those that are not padded."""
+    """The cost of a batch; and of the bundle, the largest batch, its buckets, and those that are not padded to."""
+    from ..bundle_format.lookup import Lookup
     from ..runner.bench import fit
     from ..runner.simulator import Cost
 
@@ -92,23 +94,25 @@ def _cost(bundle: Path | None, fixed_ms: float | None, item_ms: float | None, th
     if bundle is None:
         if given is None:
             raise UsageError("say what a batch costs", "name a bundle, or give `--c-fixed-ms` and `--c-item-ms`")
-        return given, None, ()
+        return given, None, (), ()
     with open_bundle(bundle) as archive:
         manifest = archive.manifest
     batch = manifest.contract.batch_dim
     largest = manifest.contract.dim(batch).max if batch else 1
     buckets = manifest.buckets.get(batch or "", ())
-    if given is not None:
-        return given, largest, buckets
     numbers = sorted({point.threads for point in manifest.curve})
-    points = [p for p in manifest.curve if p.threads == (threads or numbers[0])] if numbers else []
+    number = threads or (numbers[0] if numbers else 1)
+    unpadded = Lookup(manifest, number).unpadded(batch) if batch else ()
+    if given is not None:
+        return given, largest, buckets, unpadded
+    points = [p for p in manifest.curve if p.threads == number]
     curve = fit([(point.dims.get(batch or "", 1), point.median_us) for point in points])
     if curve is None:
         why = f"no curve with {threads} threads" if numbers and threads else "no curve"
         raise UsageError(
             f"`{bundle}` has {why}", "`mctl bench --save` measures it; or give `--c-fixed-ms`, `--c-item-ms`"
         )
-    return Cost(round(curve.fixed_us), round(curve.row_us)), largest, buckets
+    return Cost(round(curve.fixed_us), round(curve.row_us)), largest, buckets, unpadded
 
 
 def _numbers(option: str, text: str, kind: Any = int) -> list[Any]:
@@ -126,6 +130,7 @@ def _grid(
     targets: list[int | None],
     *,
     allowed: tuple[int, ...],
+    unpadded: tuple[int, ...],
     percentile: int,
     queue: int | None,
     instances: int,
@@ -139,6 +144,7 @@ def _grid(
             max_queue_size=queue or 4 * size * instances,
             max_queue_delay_us=delay,
             allowed_batch_sizes=allowed,
+            unpadded_sizes=unpadded,
             default_timeout_us=timeout_us,
             latency_target_us=target,
             percentile=percentile,

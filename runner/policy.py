@@ -116,15 +116,26 @@ def chunks(limit: int, rows: int) -> tuple[int, ...]:
 
 
 def decide(
-    settings: Settings, limit: int, queue: Sequence[R], now_us: int, free: int, draining: bool = False
+    settings: Settings,
+    limit: int,
+    queue: Sequence[R],
+    now_us: int,
+    free: int,
+    draining: bool = False,
+    room: bool = False,
 ) -> Decision[R]:
-    """The next thing to do with `queue`, which is in order of arrival, and `free` instances that have nothing to do."""
+    """The next thing to do with `queue`, which is in order of arrival, and `free` instances that have nothing to do.
+
+    `room`: if none is free, one can hold a batch until it is: only one that waiting cannot improve starts.
+    """
     expired = tuple(r for r in queue if r.deadline_us <= now_us)
     alive = [r for r in queue if r.deadline_us > now_us] if expired else queue
     wakes = [min(r.deadline_us for r in alive)] if alive else []
-    if free > 0:
+    if free > 0 or room:
         for requests, full in _candidates(limit, alive):
             opens = requests[0].arrival_us + settings.max_queue_delay_us
+            if not free and not full:
+                continue
             if full or draining or opens <= now_us:
                 rows = sum(r.rows for r in requests)
                 reason: Reason = "full" if full else "drain" if draining else "delay"

@@ -68,10 +68,15 @@ def simulate(
     instances: int = 1,
     drain_at_us: int | None = None,
     seeds: Mapping[Size, int] | None = None,
+    ahead: bool = False,
 ) -> Outcome:
-    """What the policy makes of a trace (arrivals in order of time). `costs` in order of their `from_us`."""
+    """What the policy makes of a trace (arrivals in order of time). `costs` in order of their `from_us`.
+
+    `ahead`: an instance takes a full batch while it runs another, and begins it at once when that is done, as the
+    workers of mctl-runner do.
+    """
     costs = [costs] if isinstance(costs, Cost) else costs
-    return _Simulation(settings, costs, arrivals, instances, drain_at_us, Pace(settings, seeds)).run()
+    return _Simulation(settings, costs, arrivals, instances, drain_at_us, Pace(settings, seeds), ahead).run()
 
 
 @dataclass(slots=True)
@@ -81,7 +86,8 @@ class _Instance:
     took_us: int = 0
     waits_us: tuple[int, ...] = ()
     busy: bool = False
-    ahead: tuple[Formed, int] | None = None
+    before: tuple[Formed, int] | None = None
+    next: tuple[Batch[Request], Formed] | None = None
 
 
 class _Simulation:
@@ -93,9 +99,10 @@ class _Simulation:
         instances: int,
         drain_at_us: int | None,
         pace: Pace,
+        ahead: bool,
     ) -> None:
         self.settings, self.costs, self.arrivals, self.drain_at_us = settings, costs, arrivals, drain_at_us
-        self.pace = pace
+        self.pace, self.ahead = pace, ahead
         self.instances = [_Instance() for _ in range(instances)]
         self.arrived = 0
         self.queue: list[Request] = []
@@ -124,11 +131,12 @@ class _Simulation:
                 self.finish(instance, now)
         while True:
             free = [instance for instance in self.instances if not instance.busy]
-            decision = decide(self.settings, self.pace.limit, self.queue, now, len(free), draining)
+            room = sorted((i for i in self.instances if self.ahead and not i.next), key=lambda i: i.began_us)
+            decision = decide(self.settings, self.pace.limit, self.queue, now, len(free), draining, bool(room))
             self.drop(decision.expired)
             if decision.batch is None:
                 break
-            self.start(free[0], decision.batch, now)
+            self.take((free or room)[0], decision.batch, now)
         nexts = [instance.began_us + instance.took_us for instance in self.instances if instance.busy]
         nexts += [a.at_us for a in self.arrivals[self.arrived : self.arrived + 1]]
         if decision.wake_us is not None:
@@ -166,18 +174,28 @@ class _Simulation:
         for instance in self.instances:
             batch = instance.batch if instance.busy else None
             expected = self.pace.cost(batch.kind, batch.padded) if batch else 0
-            times.append(max(0, instance.began_us + expected - now) if batch else 0)
+            left = max(0, instance.began_us + expected - now) if batch else 0
+            if instance.next:
+                left += self.pace.cost(instance.next[1].kind, instance.next[1].padded)
+            times.append(left)
         return times
 
-    def start(self, instance: _Instance, batch: Batch[Request], now: int) -> None:
-        cost = next(c for c in reversed(self.costs) if c.from_us <= now)
-        ids = tuple(r.id for r in batch.requests)
-        self.batches.append(Started(now, ids, batch.rows, batch.padded, batch.reason))
+    def take(self, instance: _Instance, batch: Batch[Request], now: int) -> None:
         self.queue = [r for r in self.queue if all(r is not taken for taken in batch.requests)]
         key = batch.requests[0].key
         self.pace.left(key, batch.rows)
-        instance.ahead = (instance.batch, instance.took_us) if instance.batch else None
-        instance.batch = self.pace.formed(key, batch.rows, batch.reason == "full")
+        formed = self.pace.formed(key, batch.rows, batch.reason == "full")
+        if instance.busy:
+            instance.next = batch, formed
+        else:
+            self.start(instance, batch, formed, now)
+
+    def start(self, instance: _Instance, batch: Batch[Request], formed: Formed, now: int) -> None:
+        cost = next(c for c in reversed(self.costs) if c.from_us <= now)
+        ids = tuple(r.id for r in batch.requests)
+        self.batches.append(Started(now, ids, batch.rows, batch.padded, batch.reason))
+        instance.before = (instance.batch, instance.took_us) if instance.batch else None
+        instance.batch = formed
         instance.began_us, instance.took_us = now, cost.fixed_us + cost.per_row_us * batch.padded
         instance.waits_us = tuple(now - r.arrival_us for r in batch.requests)
         instance.busy = True
@@ -186,8 +204,12 @@ class _Simulation:
     def finish(self, instance: _Instance, now: int) -> None:
         assert instance.batch
         instance.busy = False
-        self.pace.finished(instance.batch, instance.took_us, instance.waits_us, instance.ahead)
+        self.pace.finished(instance.batch, instance.took_us, instance.waits_us, instance.before)
         self.note_limit(now)
+        if instance.next:
+            batch, formed = instance.next
+            instance.next = None
+            self.start(instance, batch, formed, now)
 
     def note_limit(self, now: int) -> None:
         if self.pace.limit != (self.limits[-1].limit if self.limits else self.settings.limit):

@@ -4,11 +4,12 @@ import itertools
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mctl.bundle_format.archive import open_bundle, rewrite
 from mctl.bundle_format.errors import UsageError
-from mctl.bundle_format.manifest import Measured
+from mctl.bundle_format.manifest import Choice, Machine, Measured, Tuning
 from mctl.runner.policy import Settings
 from mctl.runner.simulator import Arrival, Cost, simulate
 from mctl.runner.trace import poisson, read_arrivals, result_of
@@ -105,14 +106,26 @@ def test_the_curve_of_a_bundle(mlp_bundle: Path, tmp_path: Path, run_mctl) -> No
     assert none.returncode == 2 and "has no curve" in none.stderr and "mctl bench --save" in none.stderr
     with open_bundle(mlp_bundle) as archive:
         curve = tuple(Measured(dims={"batch": rows}, threads=1, median_us=5000 + 1000 * rows) for rows in (1, 8, 64))
-        import msgspec
-
         rewrite(archive, tmp_path / "b.pt2", msgspec.structs.replace(archive.manifest, curve=curve), {})
     done = run_mctl("simulate", tmp_path / "b.pt2", "--rate", "10", "--seconds", "1", "--json")
     made = json.loads(done.stdout)
     assert made["cost"] == {"fixed_us": 5000, "per_row_us": 1000, "from_us": 0}
     assert made["runs"][0]["settings"]["max_batch_size"] == 64
     assert made["runs"][0]["settings"]["allowed_batch_sizes"] == [1, 2, 4, 8, 16, 32, 64]
+    assert made["runs"][0]["settings"]["unpadded_sizes"] == []
+
+
+def test_buckets_that_are_not_padded_to(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
+    with open_bundle(mlp_bundle) as archive:
+        variant = archive.manifest.variants[0].name
+        choices = tuple(Choice(dims={"batch": n}, threads=1, variant=variant, pad=n != 64) for n in (1, 64))
+        tuning = Tuning(machine=Machine(cpu="", cores=1), noise=0.01, choices=choices)
+        rewrite(archive, tmp_path / "b.pt2", msgspec.structs.replace(archive.manifest, tuning=tuning), {})
+    (tmp_path / "came").write_text("0 33\n")
+    command = ["simulate", tmp_path / "b.pt2", "--c-fixed-ms", "5", "--c-item-ms", "1", "--arrivals", tmp_path / "came"]
+    for options, last_ms in ([], 38), (["--allowed-batch-sizes", "64"], 69):
+        done = run_mctl(*command, *options, "--json")
+        assert json.loads(done.stdout)["runs"][0]["result"]["last_ms"] == last_ms
 
 
 def test_wrong_usage_is_said(run_mctl) -> None:  # type: ignore[no-untyped-def]

@@ -38,6 +38,7 @@ class Action(enum.IntEnum):
     LEAVE = 7  # exit(value)
     FAIL = 8  # the call returns an error
     ATTEMPT = 9  # one of ATTEMPTS; the answer is 0 or errno
+    COST = 10  # once a batch: it takes so many milliseconds, and a fifth of that for each row, pad rows among them
 
 
 ATTEMPTS = (
