@@ -71,9 +71,9 @@ def peak_memory(server: Server) -> int:
 def test_twice_the_capacity(slow: Server, cases: list[load.Case]) -> None:
     # As many clients as two batches have rows keep the model busy, and never fill the queue.
     alone = run(slow, cases, 20, 1, 1)
-    full = run(slow, cases, 2000, 1.5, 2 * BATCH)
-    assert alone.right == alone.requests and full.refused == full.wrong == 0
-    capacity = full.right / full.seconds
+    full = [run(slow, cases, 2000, 0.5, 2 * BATCH) for _ in range(3)]
+    assert alone.right == alone.requests and all(found.refused == found.wrong == 0 for found in full)
+    capacity = max(found.right / found.seconds for found in full)
     memory, before, metrics = peak_memory(slow), counted(slow), slow.metrics()
 
     over = run(slow, cases, 2 * capacity, 4, 200)
@@ -82,8 +82,8 @@ def test_twice_the_capacity(slow: Server, cases: list[load.Case]) -> None:
     after, now = counted(slow), slow.metrics()
     assert (after["ok"] - before["ok"], after["rejected"] - before["rejected"]) == (over.right, over.refused)
     rows, batches = (now[f"mctl_batch_rows_{name}"] - metrics[f"mctl_batch_rows_{name}"] for name in ("sum", "count"))
-    assert rows > 0.9 * BATCH * batches
     # What else the machine does must not fail this: overload.py measures exactly.
+    assert rows > 0.75 * BATCH * batches
     assert over.right > 0.4 * capacity * 4, (capacity, over)
     assert over.refused > 0.25 * over.requests
     assert over.refused_us.p50 is not None and over.refused_us.p50 < 20_000
