@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "host.h"
+#include "layout.h"
 
 namespace mctl {
 
@@ -26,11 +27,17 @@ Status Loaded::verify(bool digests) {
   };
   for (const auto& [path, member] : manifest_.members) {
     if (!digests || is_code(path)) continue;
-    const auto mapping = archive_->map(path);
-    if (!mapping) return mapping.error();
-    if (auto same = mctl::verify(manifest_, path, mapping->bytes()); !same) return same;
+    if (auto same = verify_member(path); !same) return same;
   }
   return Done{};
+}
+
+// The weights where they stay mapped: the first call finds their pages in place.
+Status Loaded::verify_member(const std::string& path) const {
+  if (path == kWeights) return mctl::verify(manifest_, path, weights_.bytes());
+  const auto mapping = archive_->map(path);
+  if (!mapping) return mapping.error();
+  return mctl::verify(manifest_, path, mapping->bytes());
 }
 
 Status Loaded::load(const std::string& library, int threads) {

@@ -46,6 +46,8 @@ class Loaded {
              std::span<const std::span<std::byte>> outputs);
 
  private:
+  Status verify_member(const std::string& path) const;
+
   std::optional<Archive> archive_;
   Manifest manifest_;
   Weights weights_;

@@ -35,8 +35,8 @@ int serve(const std::vector<std::string>& words) {
   return done ? *done : fail(done.error());
 }
 
-// LIBTORCH THREADS [--no-verify] [--no-sandbox] [--replaces]; descriptors have the numbers that the supervisor gave
-// them.
+// LIBTORCH THREADS [--no-verify] [--no-sandbox] [--replaces] [--quick]; descriptors have the numbers that the
+// supervisor gave them.
 int work(const std::vector<std::string>& words) {
   if (words.size() < 2) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
   mctl::WorkerOptions options;
@@ -50,6 +50,7 @@ int work(const std::vector<std::string>& words) {
   options.verify = !given("--no-verify");
   options.sandbox = !given("--no-sandbox");
   options.replaces = given("--replaces");
+  options.quick = given("--quick");
   return mctl::run_worker(options);
 }
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
 using Target =
     std::variant<std::string ServeOptions::*, std::int64_t ServeOptions::*, std::optional<std::int64_t> ServeOptions::*,
-                 std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*>;
+                 std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*, Start ServeOptions::*>;
 
 struct Option {
   std::string_view name, takes;  // takes: for a person; empty for a flag
@@ -44,6 +44,7 @@ const Option kOptions[] = {
     {"--idle-timeout", "S", &ServeOptions::idle_timeout, 1, kMost, "without a request, or to send one [60]"},
     {"--exit-timeout", "S", &ServeOptions::exit_timeout, 0, kMost, "for draining after SIGTERM or SIGINT [30]"},
     {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
+    {"--start", "full|quick", &ServeOptions::start, 0, 0, "quick: ready before all is warmed and replayed [full]"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
     {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
     {"--no-sandbox", "", &ServeOptions::sandbox, 0, 0, "workers may do all that this user may, and dump core"},
@@ -77,6 +78,13 @@ Result<std::vector<std::int64_t>> numbers(const Option& option, std::string_view
   return values;
 }
 
+Result<Start> start_of(const Option& option, std::string_view text) {
+  if (text == "full") return Start::full;
+  if (text == "quick") return Start::quick;
+  return usage("`" + std::string(option.name) + "` is `" + std::string(text) + "`, allowed " +
+               std::string(option.takes));
+}
+
 Status set(ServeOptions& options, const Option& option, const std::string& text) {
   if (const auto* member = std::get_if<std::string ServeOptions::*>(&option.target)) {
     options.*(*member) = text;
@@ -84,6 +92,10 @@ Status set(ServeOptions& options, const Option& option, const std::string& text)
     auto values = numbers(option, text);
     if (!values) return values.error();
     options.*(*list) = *values;
+  } else if (const auto* start = std::get_if<Start ServeOptions::*>(&option.target)) {
+    const auto value = start_of(option, text);
+    if (!value) return value.error();
+    options.*(*start) = *value;
   } else {
     const auto value = number(option, text);
     if (!value) return value.error();

@@ -11,6 +11,8 @@
 
 namespace mctl {
 
+enum class Start { full, quick };  // WorkerOptions::quick says what is left out
+
 struct ServeOptions {
   std::string bundle, libtorch, token_file;
   std::string host = "127.0.0.1";
@@ -28,6 +30,7 @@ struct ServeOptions {
   std::int64_t max_body_mb = 64, max_header_kb = 64;
   std::int64_t max_connections = 1024;
   std::int64_t idle_timeout = 60, exit_timeout = 30, worker_timeout = 60;  // seconds
+  Start start = Start::full;
   bool verify = true, sandbox = true, null = false, log_requests = false;
 };
 

@@ -121,6 +121,7 @@ WorkerSettings worker_settings(const ServeOptions& options, const Manifest& mani
   }
   settings.verify = options.verify;
   settings.sandbox = options.sandbox;
+  settings.quick = options.start == Start::quick;
   settings.max_rows = max_rows;
   settings.threads = threads_of(options, manifest);
   return settings;

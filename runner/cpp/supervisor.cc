@@ -24,6 +24,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr auto kFirstPause = 100ms, kLongestPause = 10000ms;
+constexpr std::chrono::hours kUnknown(24);
 
 std::string_view name_of(Phase phase) {
   constexpr std::string_view names[] = {"starting", "verify", "load", "warmup", "golden", "ready", "failed"};
@@ -102,7 +103,9 @@ Supervisor::Supervisor(asio::io_context& io, const Manifest& manifest, WorkerSet
       settings_(std::move(settings)),
       metrics_(metrics),
       children_(io),
-      workers_(settings_.instances) {}
+      workers_(settings_.instances) {
+  if (settings_.quick) patience_ = kUnknown;
+}
 
 Supervisor::~Supervisor() {
   for (Worker& worker : workers_) {
@@ -138,6 +141,7 @@ Status Supervisor::spawn(std::size_t index) {
   if (!settings_.verify) words.push_back("--no-verify");
   if (!settings_.sandbox) words.push_back("--no-sandbox");
   if (was_ready_) words.push_back("--replaces");
+  if (settings_.quick) words.push_back("--quick");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -28,7 +28,7 @@ struct WorkerSettings {
   int bundle_fd = -1;
   std::string libtorch;
   std::int64_t threads = 1;
-  bool verify = true, sandbox = true;
+  bool verify = true, sandbox = true, quick = false;
   std::optional<std::int64_t> max_rows;  // of a batch, padding included
 };
 
@@ -58,7 +58,8 @@ class Supervisor {
   bool ready() const;
   std::string why_not() const;
   std::vector<pid_t> pids() const;
-  // How long a batch may surely take: twice what all buckets took to warm up, at least a second.
+  // How long a batch may surely take: twice what all buckets took to warm up, at least a second. After a quick start
+  // nobody knows.
   std::chrono::nanoseconds patience() const { return patience_; }
 
  private:

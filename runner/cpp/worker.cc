@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::uint64_t kWarmNs = 10'000'000'000;    // for warming up
 constexpr std::uint64_t kWarmAgainNs = 500'000'000;  // if it takes a dead worker's place
+constexpr std::uint64_t kWarmQuickNs = 50'000'000;   // if it is to be ready soon
 constexpr std::uint64_t kLongNs = 100'000'000;       // of one run
 
 std::uint64_t now_ns() {
@@ -133,13 +134,15 @@ class Worker {
 
   // Each combination of buckets, the small ones first: one that is not reached in time is a little slower at its first
   // request. Each twice, as the first run is lazy initialisation and the second tells what it costs; a batch that takes
-  // long needs no second one.
+  // long needs no second one. None is begun that would be too late even if it took no longer than the one before.
   Status warm_up() {
-    const std::uint64_t begun = now_ns();
+    const std::uint64_t end = now_ns() + (options_.quick ? kWarmQuickNs : options_.replaces ? kWarmAgainNs : kWarmNs);
+    std::uint64_t took = 0;
     for (const DimSizes& dims : warm_sizes()) {
       for (int slot = 0; slot < kSlots; ++slot)
         if (auto room = arena_->reserve(slot, manifest_.contract, dims); !room) return room;
-      if (now_ns() - begun > (options_.replaces ? kWarmAgainNs : kWarmNs)) continue;
+      const std::uint64_t begun = now_ns();
+      if (begun + took > end) continue;
       for (int repeat = 0; repeat < 2 && (repeat == 0 || slot_ns(0) < kLongNs); ++repeat) {
         for (std::size_t i = 0; i < manifest_.contract.inputs.size(); ++i) {
           const auto bytes = bytes_of(manifest_.contract.inputs[i], dims);
@@ -150,6 +153,7 @@ class Worker {
           return Error{Code::model, "warm-up failed: " + ran.error().text};
       }
       report_warm(dims);
+      took = now_ns() - begun;
     }
     bundle_.reset();
     return Done{};
@@ -200,33 +204,45 @@ class Worker {
     return steps;
   }
 
-  // Large ones take their time, and they were right on this machine.
-  std::span<const Golden> golden_cases() const {
-    const std::span all = manifest_.golden;
-    if (!options_.replaces || all.empty()) return all;
-    const auto size = [&](const Golden& golden) {
-      return bundle_.archive().members().find(golden.member)->second.size;
-    };
-    return all.subspan(static_cast<std::size_t>(std::ranges::min_element(all, {}, size) - all.begin()), 1);
-  }
-
+  // The small cases first: large ones take their time. If this worker replaces one, they were right on this machine.
   Status replay() {
-    for (const Golden& golden : golden_cases())
-      if (auto same = replay(golden); !same)
-        return Error{same.error().code, "golden case `" + golden.name + "`: " + same.error().text};
+    std::vector<Golden> cases = manifest_.golden;
+    std::ranges::stable_sort(cases, {}, [&](const Golden& golden) { return manifest_.members.at(golden.member).size; });
+    std::vector<bool> seen(manifest_.variants.size());
+    for (const Golden& golden : cases) {
+      for (const std::size_t variant : covering(golden)) {
+        if (options_.quick && seen[variant]) continue;
+        if (auto same = replay(golden, variant); !same)
+          return Error{same.error().code, "golden case `" + golden.name + "`: " + same.error().text};
+        seen[variant] = true;
+      }
+      if (options_.replaces) break;
+    }
     bundle_.reset();
     return Done{};
   }
 
-  // Every variant that covers the case, from its first state. The inputs are used where they are mapped, the outputs go
-  // to memory of their own: a case may be larger than a slot.
-  Status replay(const Golden& golden) {
+  std::vector<std::size_t> covering(const Golden& golden) const {
+    std::vector<std::size_t> variants;
+    for (std::size_t i = 0; i < manifest_.variants.size(); ++i)
+      if (covers(manifest_.variants[i], manifest_.contract, sizes_of(golden))) variants.push_back(i);
+    return variants;
+  }
+
+  DimSizes sizes_of(const Golden& golden) const {
+    DimSizes dims;
+    for (const Dim& dim : manifest_.contract.dims) dims.push_back(golden.dims.at(dim.name));
+    return dims;
+  }
+
+  // From the first state. The inputs are used where they are mapped, the outputs go to memory of their own: a case may
+  // be larger than a slot.
+  Status replay(const Golden& golden, std::size_t variant) {
     const auto mapping = bundle_.archive().map(golden.member, true);
     if (!mapping) return mapping.error();
     const auto tensors = read_tensors(mapping->bytes());
     if (!tensors) return tensors.error();
-    DimSizes dims;
-    for (const Dim& dim : manifest_.contract.dims) dims.push_back(golden.dims.at(dim.name));
+    const DimSizes dims = sizes_of(golden);
     std::vector<std::byte*> inputs;
     for (const Tensor& declared : manifest_.contract.inputs) {
       const auto tensor = stored(*tensors, "input." + declared.name, declared, dims);
@@ -241,14 +257,9 @@ class Worker {
       memory.emplace_back(*bytes);
     }
     for (auto& bytes : memory) outputs.emplace_back(bytes);
-    for (std::size_t i = 0; i < manifest_.variants.size(); ++i) {
-      if (!covers(manifest_.variants[i], manifest_.contract, dims)) continue;
-      bundle_.reset();
-      if (auto ran = bundle_.run(i, dims, inputs, outputs); !ran) return ran;
-      if (manifest_.contract.random) continue;
-      if (auto same = compare(*tensors, dims, outputs); !same) return same;
-    }
-    return Done{};
+    bundle_.reset();
+    if (auto ran = bundle_.run(variant, dims, inputs, outputs); !ran) return ran;
+    return manifest_.contract.random ? Done{} : compare(*tensors, dims, outputs);
   }
 
   Status compare(const StoredTensors& tensors, const DimSizes& dims, std::span<const std::span<std::byte>> outputs) {

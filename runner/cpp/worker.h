@@ -16,7 +16,8 @@ struct WorkerOptions {
   std::string libtorch;   // as HostLibrary::load takes it
   int threads = 1;        // OpenMP threads of the model
   bool verify = true;     // digests of weights and golden cases (code is always hashed)
-  bool replaces = false;  // one that was ready with this bundle: it is enough to replay the smallest golden case
+  bool replaces = false;  // one that was ready with this bundle: it replays the smallest golden case, and warms less
+  bool quick = false;     // each variant replays the smallest golden case that it covers, and little is warmed
   bool sandbox = false;   // gives up what a model has no use for, once it is ready
   std::vector<std::int64_t> batch_sizes = {};  // that the front pads batches to; empty: the bundle's buckets
 };
