@@ -1,7 +1,7 @@
 """`mctl serve`: a bundle over HTTP, by mctl-runner."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -41,6 +41,10 @@ def serve(
     worker_timeout: Annotated[
         int | None, typer.Option(help="Seconds that a batch may run; then a new worker [60].")
     ] = None,
+    start: Annotated[
+        Literal["full", "quick"] | None,
+        typer.Option(help="quick: ready before all buckets are warmed and all golden cases replayed [full]."),
+    ] = None,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="One JSON line a request on stderr.")] = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip the digests of weights and golden cases.")
@@ -57,10 +61,10 @@ def serve(
     from ..runner import native
 
     options = {name: value for name, value in context.params.items() if name not in ("bundle", "libtorch", "json")}
-    start = native.prepare(bundle, libtorch, options, console.say)
-    console.say(f"host: {start.verdict.kind}, {start.verdict.reason}")
+    ready = native.prepare(bundle, libtorch, options, console.say)
+    console.say(f"host: {ready.verdict.kind}, {ready.verdict.reason}")
     if json:
         console.emit_json(
-            "mctl.serve/1", True, host=start.verdict.kind, reason=start.verdict.reason, command=start.command
+            "mctl.serve/1", True, host=ready.verdict.kind, reason=ready.verdict.reason, command=ready.command
         )
-    native.become(start)
+    native.become(ready)

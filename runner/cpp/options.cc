@@ -44,7 +44,7 @@ const Option kOptions[] = {
     {"--idle-timeout", "S", &ServeOptions::idle_timeout, 1, kMost, "without a request, or to send one [60]"},
     {"--exit-timeout", "S", &ServeOptions::exit_timeout, 0, kMost, "for draining after SIGTERM or SIGINT [30]"},
     {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
-    {"--start", "full|quick", &ServeOptions::start, 0, 0, "quick: ready before all is warmed and replayed [full]"},
+    {"--start", "full|quick", &ServeOptions::start, 0, 0, "ready before all is warmed and replayed [full]"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
     {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
     {"--no-sandbox", "", &ServeOptions::sandbox, 0, 0, "workers may do all that this user may, and dump core"},

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::uint64_t kWarmNs = 10'000'000'000;    // for warming up
 constexpr std::uint64_t kWarmAgainNs = 500'000'000;  // if it takes a dead worker's place
-constexpr std::uint64_t kWarmQuickNs = 50'000'000;   // if it is to be ready soon
+constexpr std::uint64_t kWarmQuickNs = 25'000'000;   // if it is to be ready soon
 constexpr std::uint64_t kLongNs = 100'000'000;       // of one run
 
 std::uint64_t now_ns() {

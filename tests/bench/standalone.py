@@ -28,7 +28,7 @@ from mctl.parity import cases
 from mctl.runner import native
 from mctl.runner.stopwatch import Ask, runner_stopwatch
 
-STARTS, TURNS, SECONDS = 7, 40, 0.02
+STARTS, TURNS, SECONDS = 5, 40, 0.02
 WAYS = ("libtorch", "standalone")
 
 
@@ -50,8 +50,8 @@ def main(bundle: Path) -> None:
         marked = {way: Path(work, f"{way}.pt2") for way in WAYS}
         for way, path in marked.items():
             archives.rewrite(archive, path, msgspec.structs.replace(manifest, standalone=way == "standalone"), {})
-        first = next(iter(files.values()))
-        show(starts(marked, request_of(manifest, first[2])))
+        path, dims, inputs = next(iter(files.values()))
+        show(starts(marked, request_of(manifest, inputs), (path, dims)))
         print()
         speeds(marked, files)
 
@@ -68,13 +68,19 @@ def library_of(way: str) -> Path | None:
 # --- start and memory ---------------------------------------------------------------------------------------------
 
 
-def starts(bundles: dict[str, Path], request: tuple[str, bytes]) -> dict[str, dict[str, float]]:
+def starts(
+    bundles: dict[str, Path], request: tuple[str, bytes], stored: tuple[Path, dict[str, int]]
+) -> dict[str, dict[str, float]]:
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(STARTS):
         for way in WAYS:
-            with served(bundles[way], way) as (process, url, begun):
-                answer_after = first_answer(url, *request) - begun
-                found[way].append({"exec to first answer over HTTP, ms": answer_after * 1e3, **memory(process.pid)})
+            run = {"exec to first answer in the worker, ms": worker_alone(bundles[way], way, *stored) * 1e3}
+            for start in ("full", "quick"):
+                with served(bundles[way], way, start) as server:
+                    run[f"{start}: exec to ready, ms"] = server.ready_after() * 1e3
+                    run[f"{start}: exec to first answer over HTTP, ms"] = server.answer_after(*request) * 1e3
+                    run |= {f"{start}: {name}": size for name, size in memory(server.pid, bundles[way]).items()}
+            found[way].append(run)
     medians = {
         way: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for way, runs in found.items()
     }
@@ -83,23 +89,56 @@ def starts(bundles: dict[str, Path], request: tuple[str, bytes]) -> dict[str, di
     return medians
 
 
-@contextmanager
-def served(bundle: Path, way: str) -> Iterator[tuple[subprocess.Popen[str], str, float]]:
-    library = library_of(way)
-    words = [str(native.find_runner()), "serve", str(bundle), "--port=0", "--threads=1"]
+def worker_alone(bundle: Path, way: str, tensors: Path, dims: dict[str, int]) -> float:
+    """Of the process that loads a bundle as a worker does, without a front; it leaves digests and warm-up out."""
     begun = time.perf_counter()
-    process = subprocess.Popen(
-        words + ([f"--libtorch={library}"] if library else []), stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.search(r"http://\S+", line)
-    assert found, line
+    with runner_stopwatch(native.find_runner(), bundle, library_of(way), 1) as watch:
+        watch.time(Ask(str(tensors), dims, "", 0.0, calls=1))
+        return time.perf_counter() - begun
+
+
+class Started:
+    """A server that has said where it listens."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._begun = time.perf_counter()
+        self._process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+        self._url = self._line("listening on ").split()[-1]
+
+    def _line(self, start: str) -> str:
+        assert self._process.stderr is not None
+        said = []
+        for line in self._process.stderr:
+            said.append(line)
+            if line.startswith(start):
+                return line.strip()
+        raise AssertionError(said)
+
+    def ready_after(self) -> float:
+        self._line("ready: ")
+        return time.perf_counter() - self._begun
+
+    def answer_after(self, path: str, body: bytes) -> float:
+        """Whoever asks when it is ready has the answer then."""
+        with urllib.request.urlopen(urllib.request.Request(self._url + path, body), timeout=10) as answer:
+            answer.read()
+        return time.perf_counter() - self._begun
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextmanager
+def served(bundle: Path, way: str, start: str = "full") -> Iterator[Started]:
+    library = library_of(way)
+    words = [str(native.find_runner()), "serve", str(bundle), "--port=0", "--threads=1", f"--start={start}"]
+    server = Started(words + ([f"--libtorch={library}"] if library else []))
     try:
-        yield process, found[0], begun
+        yield server
     finally:
-        process.terminate()
-        process.wait()
+        server.end()
 
 
 def request_of(manifest, inputs) -> tuple[str, bytes]:  # type: ignore[no-untyped-def]
@@ -116,30 +155,28 @@ def request_of(manifest, inputs) -> tuple[str, bytes]:  # type: ignore[no-untype
     return f"/v2/models/{manifest.name}/infer", json.dumps({"inputs": body}).encode()
 
 
-def first_answer(url: str, path: str, body: bytes) -> float:
-    """When the first answer was there: it is asked again until the model is ready."""
-    while True:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url + path, body), timeout=10) as answer:
-                answer.read()
-            return time.perf_counter()
-        except urllib.error.HTTPError as error:
-            assert error.code == 503, error.read()
-            time.sleep(0.0005)
-
-
-def memory(front: int) -> dict[str, float]:
+def memory(front: int, bundle: Path) -> dict[str, float]:
+    """Of front and worker, in MB. The bundle's own pages belong to the page cache, which all processes share."""
     children = Path(f"/proc/{front}/task/{front}/children").read_text().split()
-    found = {}
-    for key, label in (("Rss", "resident"), ("Pss", "resident, shared pages in parts")):
-        each = [smaps(int(pid), key) for pid in (front, *children)]
-        found[f"{label}: front + worker, MB"] = sum(each) / 1000
-    return found
+    kept = [resident(int(pid), bundle) for pid in (front, *children)]
+    return {
+        "resident, front + worker, MB": sum(all_pages for all_pages, _ in kept) / 1e6,
+        "the same without the bundle's pages, MB": sum(all_pages - shared for all_pages, shared in kept) / 1e6,
+    }
 
 
-def smaps(pid: int, key: str) -> int:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(re.search(rf"{key}:\s+(\d+)", text)[1])  # type: ignore[index]
+def resident(pid: int, bundle: Path) -> tuple[int, int]:
+    """Bytes, and those of them that are pages of the bundle."""
+    total = shared = 0
+    path = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if fields := re.match(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)", line):
+            path = fields[1]
+        elif line.startswith("Rss:"):
+            size = int(line.split()[1]) * 1024
+            total += size
+            shared += size if path == str(bundle) else 0
+    return total, shared
 
 
 def deployed(way: str) -> int:
@@ -164,9 +201,9 @@ def deployed(way: str) -> int:
 
 
 def show(medians: dict[str, dict[str, float]]) -> None:
-    print(f"{'':48}{WAYS[0]:>12}{WAYS[1]:>12}")
+    print(f"{'':58}{WAYS[0]:>12}{WAYS[1]:>12}")
     for name in medians["libtorch"]:
-        print(f"{name:48}" + "".join(f"{medians[way][name]:12.1f}" for way in WAYS))
+        print(f"{name:58}" + "".join(f"{medians[way][name]:12.1f}" for way in WAYS))
 
 
 # --- speed --------------------------------------------------------------------------------------------------------
