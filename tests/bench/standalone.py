@@ -3,57 +3,84 @@
     python tests/bench/standalone.py bundle.pt2
 
 The bundle has to be standalone, or to import nothing that the shim lacks. Start and memory are medians of several
-starts in turns; the speed of a bucket is the ratio of the fastest calls of many short turns, on one thread.
+starts in turns. The speed of a bucket is the ratio of the fastest of many short turns; beside it, the median of the
+ratios of single turns.
 """
 
+import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import torch
 
 from mctl.bundle_format import archive as archives
 from mctl.bundle_format import host
+from mctl.bundle_format.manifest import Manifest
 from mctl.export import golden
 from mctl.parity import cases
 from mctl.runner import native
 from mctl.runner.stopwatch import Ask, runner_stopwatch
 
 STARTS, TURNS, SECONDS = 5, 40, 0.02
+THREADS = (1, 2)
 WAYS = ("libtorch", "standalone")
 
 
-def main(bundle: Path) -> None:
+class Inputs(NamedTuple):
+    """Of one bucket."""
+
+    file: Path  # as the runner reads them
+    dims: dict[str, int]
+    tensors: dict[str, torch.Tensor]
+
+
+class Prepared(NamedTuple):
+    manifest: Manifest
+    bundles: dict[str, Path]  # by the way
+    inputs: dict[int, Inputs]  # by the rows of a bucket
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--only", choices=["starts", "speeds"])
+    given = parser.parse_args()
+    with prepared(given.bundle) as ready:
+        if given.only != "speeds":
+            show(starts(ready))
+        for threads in THREADS if given.only != "starts" else ():
+            speeds(ready, threads)
+
+
+@contextmanager
+def prepared(bundle: Path) -> Iterator[Prepared]:
     with archives.open_bundle(bundle) as archive, tempfile.TemporaryDirectory() as work:
         manifest = archive.manifest
         contract = manifest.contract
-        stored = golden.load_golden(archive)
-        spans = cases.spans(contract, [case.inputs for case in stored])
+        spans = cases.spans(contract, [case.inputs for case in golden.load_golden(archive)])
         batch = contract.batch_dim or ""
         small = {dim.name: dim.min for dim in contract.dims}
-        files = {}
+        inputs = {}
         for size in manifest.buckets.get(batch, (1,)):
             dims = cases_dims(small, contract, batch, size)
-            inputs = cases.tensors(contract, cases.Case(dims, "normal"), 0, spans)
-            path = Path(work, str(size))
-            path.write_bytes(b"".join(map(bytes, golden.dump_case(golden.Case("", dims, inputs, {})))))
-            files[size] = (path, dims, inputs)
-        marked = {way: Path(work, f"{way}.pt2") for way in WAYS}
-        for way, path in marked.items():
+            tensors = cases.tensors(contract, cases.Case(dims, "normal"), 0, spans)
+            file = Path(work, str(size))
+            file.write_bytes(b"".join(map(bytes, golden.dump_case(golden.Case("", dims, tensors, {})))))
+            inputs[size] = Inputs(file, dims, tensors)
+        bundles = {way: Path(work, f"{way}.pt2") for way in WAYS}
+        for way, path in bundles.items():
             archives.rewrite(archive, path, msgspec.structs.replace(manifest, standalone=way == "standalone"), {})
-        path, dims, inputs = next(iter(files.values()))
-        show(starts(marked, request_of(manifest, inputs), (path, dims)))
-        print()
-        speeds(marked, files)
+        yield Prepared(manifest, bundles, inputs)
 
 
 def cases_dims(small: dict[str, int], contract, batch: str, size: int) -> dict[str, int]:  # type: ignore[no-untyped-def]
@@ -68,18 +95,18 @@ def library_of(way: str) -> Path | None:
 # --- start and memory ---------------------------------------------------------------------------------------------
 
 
-def starts(
-    bundles: dict[str, Path], request: tuple[str, bytes], stored: tuple[Path, dict[str, int]]
-) -> dict[str, dict[str, float]]:
+def starts(ready: Prepared) -> dict[str, dict[str, float]]:
+    first = next(iter(ready.inputs.values()))
+    request = request_of(ready.manifest, first.tensors)
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(STARTS):
         for way in WAYS:
-            run = {"exec to first answer in the worker, ms": worker_alone(bundles[way], way, *stored) * 1e3}
+            run = {"exec to first answer in the worker, ms": worker_alone(ready.bundles[way], way, first) * 1e3}
             for start in ("full", "quick"):
-                with served(bundles[way], way, start) as server:
+                with served(ready.bundles[way], way, start) as server:
                     run[f"{start}: exec to ready, ms"] = server.ready_after() * 1e3
                     run[f"{start}: exec to first answer over HTTP, ms"] = server.answer_after(*request) * 1e3
-                    run |= {f"{start}: {name}": size for name, size in memory(server.pid, bundles[way]).items()}
+                    run |= {f"{start}: {name}": size for name, size in memory(server.pid, ready.bundles[way]).items()}
             found[way].append(run)
     medians = {
         way: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for way, runs in found.items()
@@ -89,11 +116,11 @@ def starts(
     return medians
 
 
-def worker_alone(bundle: Path, way: str, tensors: Path, dims: dict[str, int]) -> float:
+def worker_alone(bundle: Path, way: str, inputs: Inputs) -> float:
     """Of the process that loads a bundle as a worker does, without a front; it leaves digests and warm-up out."""
     begun = time.perf_counter()
     with runner_stopwatch(native.find_runner(), bundle, library_of(way), 1) as watch:
-        watch.time(Ask(str(tensors), dims, "", 0.0, calls=1))
+        watch.time(Ask(str(inputs.file), inputs.dims, "", 0.0, calls=1))
         return time.perf_counter() - begun
 
 
@@ -104,7 +131,7 @@ class Started:
         self._begun = time.perf_counter()
         self._process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         self.pid = self._process.pid
-        self._url = self._line("listening on ").split()[-1]
+        self.url = self._line("listening on ").split()[-1]
 
     def _line(self, start: str) -> str:
         assert self._process.stderr is not None
@@ -121,7 +148,7 @@ class Started:
 
     def answer_after(self, path: str, body: bytes) -> float:
         """Whoever asks when it is ready has the answer then."""
-        with urllib.request.urlopen(urllib.request.Request(self._url + path, body), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body), timeout=10) as answer:
             answer.read()
         return time.perf_counter() - self._begun
 
@@ -209,24 +236,24 @@ def show(medians: dict[str, dict[str, float]]) -> None:
 # --- speed --------------------------------------------------------------------------------------------------------
 
 
-def speeds(bundles: dict[str, Path], files) -> None:  # type: ignore[no-untyped-def]
+def speeds(ready: Prepared, threads: int) -> None:
     runner = native.find_runner()
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    watches = {way: runner_stopwatch(runner, bundles[way], library_of(way), 1) for way in WAYS}
+    watches = {way: runner_stopwatch(runner, ready.bundles[way], library_of(way), threads) for way in WAYS}
     try:
-        print(f"{'us a call':>12}{WAYS[0]:>12}{WAYS[1]:>12}{'speed':>8}")
-        for size, (path, dims, _) in files.items():
-            fastest = dict.fromkeys(WAYS, float("inf"))
+        print(f"{'us a call':>12}{WAYS[0]:>12}{WAYS[1]:>12}{'speed':>8}{'of turns':>10}   threads: {threads}")
+        for size, inputs in ready.inputs.items():
+            turns = []
             for _ in range(TURNS):
-                for way in WAYS:
-                    taken = watches[way].time(Ask(str(path), dims, "", SECONDS))
-                    fastest[way] = min(fastest[way], statistics.median(taken) / 1e3)
-            ratio = fastest["libtorch"] / fastest["standalone"]
-            print(f"{size:>12}" + "".join(f"{fastest[way]:12.2f}" for way in WAYS) + f"{ratio:8.3f}")
+                asked = {way: watches[way].time(Ask(str(inputs.file), inputs.dims, "", SECONDS)) for way in WAYS}
+                turns.append([statistics.median(taken) / 1e3 for taken in asked.values()])
+            fastest = [min(turn[at] for turn in turns) for at in range(len(WAYS))]
+            paired = statistics.median(libtorch / standalone for libtorch, standalone in turns)
+            figures = "".join(f"{each:12.2f}" for each in fastest)
+            print(f"{size:>12}{figures}{fastest[0] / fastest[1]:8.3f}{paired:10.3f}", flush=True)
     finally:
         for watch in watches.values():
             watch.__exit__(None, None, None)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
