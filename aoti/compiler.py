@@ -21,6 +21,7 @@ from ..bundle_format import archive as archives
 from ..bundle_format import tensors
 from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, UsageError
+from ..bundle_format.interface import operators
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
 from ..bundle_format.manifest import ConstantRef, Manifest, Producer, Tuning, Variant
 from . import kernel_library, plan, protocol
@@ -133,6 +134,7 @@ class Staged:
                     constants=constants,
                     imports=variant.imports.torch,
                     threads=plan.threads_of(variant.recipe),
+                    callers=_callers(variant),
                 )
                 for variant, constants in zip(variants, references, strict=True)
             ),
@@ -309,6 +311,12 @@ def _torch_folder() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise CompileError("torch is not installed", "install it: `pip install torch`")
     return spec.submodule_search_locations[0]
+
+
+def _callers(variant: Built) -> dict[str, tuple[str, ...]]:
+    """Of the operators that its library imports."""
+    called = {name: variant.done.callers.get(name, ()) for name in operators(variant.imports.torch)}
+    return {name: modules for name, modules in called.items() if modules}
 
 
 _C_LIBRARIES = ("glibc", "glibcxx")

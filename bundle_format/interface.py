@@ -1,6 +1,6 @@
 """AOTI's C interface by its names: which imports of compiled code are operators, and which only handle tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Operators that torch 2.13 still exports by their old names: torch/csrc/inductor/aoti_torch/c/shim{,_deprecated}.h.
 _OLD = frozenset(
@@ -38,3 +38,9 @@ def operator(symbol: str) -> str | None:
 def operators(symbols: Iterable[str]) -> tuple[str, ...]:
     """Those that the imports call, sorted."""
     return tuple(sorted({name for symbol in symbols if (name := operator(symbol))}))
+
+
+def with_callers(operator: str, modules: Sequence[str]) -> str:
+    """In a user's terms, with the modules that it comes from: "`convolution` (features.0, features.3)"."""
+    where = f" ({', '.join(modules[:4])}{', …' if len(modules) > 4 else ''})" if modules else ""
+    return f"`{operator}`{where}"

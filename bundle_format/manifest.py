@@ -88,6 +88,8 @@ class Variant(Strict, frozen=True):
     constants: dict[str, ConstantRef]
     imports: tuple[str, ...]  # symbols that it needs of libtorch
     threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: the caller's number
+    # an operator of libtorch that it calls -> the paths of the modules that it comes from; a record for people
+    callers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 class Tolerance(Strict, frozen=True):

@@ -8,7 +8,7 @@ from typing import Literal
 from .archive import Archive
 from .contract import Contract, signature
 from .errors import printable
-from .interface import operators
+from .interface import operators, with_callers
 from .layout import GOLDEN, ONNX, WEIGHTS
 from .manifest import Golden, Manifest, Member, Producer, Source, Target, Tuning, Variant
 from .tensors import TensorEntry, read_header
@@ -17,7 +17,8 @@ from .tensors import TensorEntry, read_header
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
     """A compiled library: `bytes` of its file, how many constants it has, and what it imports of AOTI's C interface, of
-    which `operators` are the operators of libtorch that were not compiled."""
+    which `operators` are the operators of libtorch that were not compiled; `callers`: the modules that they come from.
+    """
 
     name: str
     bytes: int
@@ -25,6 +26,7 @@ class VariantSummary:
     constants: int
     imports: tuple[str, ...]
     operators: tuple[str, ...]
+    callers: dict[str, tuple[str, ...]]
     threads: int
     own_bytes: int  # of the tensors that no other variant uses
 
@@ -111,6 +113,7 @@ def _variant(variant: Variant, members: dict[str, Member], own: int) -> VariantS
         len(variant.constants),
         variant.imports,
         operators(variant.imports),
+        variant.callers,
         variant.threads,
         own,
     )
@@ -254,7 +257,8 @@ def _needs(summary: Summary, variant: VariantSummary) -> str:
     if summary.standalone:
         return "needs no libtorch"
     if variant.operators:
-        return f"needs libtorch for {', '.join(f'`{name}`' for name in variant.operators)}"
+        called = (with_callers(name, variant.callers.get(name, ())) for name in variant.operators)
+        return f"needs libtorch for {', '.join(called)}"
     return "calls no operator of libtorch"
 
 

@@ -142,10 +142,8 @@ def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) ->
 
 
 def _called(symbol: str, stats: Stats) -> str:
-    """An import in the user's terms, with the modules that it comes from: "`convolution` (features.0, features.3)"."""
-    modules = stats.callers.get(interface.operator(symbol) or symbol, ())
-    where = f" ({', '.join(modules[:4])}{', …' if len(modules) > 4 else ''})" if modules else ""
-    return f"`{interface.operator(symbol) or symbol}`{where}"
+    name = interface.operator(symbol) or symbol
+    return interface.with_callers(name, stats.callers.get(name, ()))
 
 
 def _require_folder(output: Path) -> None:

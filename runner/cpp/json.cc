@@ -166,6 +166,15 @@ std::string text_of(const json::value& value, const std::string& where, std::str
   return {};
 }
 
+std::vector<std::string> texts_of(const json::value& value, const std::string& where, std::string& fault) {
+  std::vector<std::string> texts;
+  const auto* list = value.if_array();
+  if (list == nullptr) keep_first(fault, where, "is no list");
+  if (list != nullptr)
+    for (const auto& item : *list) texts.push_back(text_of(item, where, fault));
+  return texts;
+}
+
 std::vector<std::int64_t> integers_of(const json::value& value, const std::string& where, std::string& fault) {
   std::vector<std::int64_t> integers;
   const auto* list = value.if_array();

@@ -53,6 +53,7 @@ class Fields {
 // An item of a list, or a fault.
 std::int64_t integer_of(const boost::json::value& value, const std::string& where, std::string& fault);
 std::string text_of(const boost::json::value& value, const std::string& where, std::string& fault);
+std::vector<std::string> texts_of(const boost::json::value& value, const std::string& where, std::string& fault);
 std::vector<std::int64_t> integers_of(const boost::json::value& value, const std::string& where, std::string& fault);
 
 template <class F>
