@@ -135,11 +135,17 @@ def _callers(graph: Any) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for operation in graph.operations:
         if isinstance(operation, ExternKernel) and operation.cpp_kernel_name:
-            name = operation.cpp_kernel_name.removeprefix("at::").removeprefix("aoti_torch_cpu_")
+            name = _operator(operation.cpp_kernel_name)
             stacks = [node.meta.get("nn_module_stack") or {} for node in operation.origins]
             paths = [path for stack in stacks for path, _ in stack.values() if path]
             found.setdefault(name, {}).update(dict.fromkeys(sorted(paths, key=len)[-1:]))
     return {name: tuple(modules) for name, modules in found.items()}
+
+
+def _operator(kernel: str) -> str:
+    """As the library's imports have it: "sort_stable" for `at::_ops::sort_stable::call`."""
+    name = kernel.removesuffix("::call").rpartition("::")[2]
+    return name.removeprefix("aoti_torch_cpu_").removeprefix("aoti_torch_")
 
 
 def _listed(names: Iterable[str]) -> str:

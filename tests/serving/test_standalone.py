@@ -167,6 +167,30 @@ def test_what_is_asked_of_the_process_is_checked(bundle: Path, tmp_path: Path) -
             process.time(lost)
 
 
+SORTS = """
+import torch
+
+class Order(torch.nn.Module):
+    def forward(self, x):
+        return torch.sort(x).values
+
+def model():
+    return torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sequential(Order()))
+
+def example_inputs():
+    return (torch.randn(4, 9),)
+"""
+
+
+def test_what_is_not_standalone_says_why(tmp_path: Path, mctl_ok: Callable) -> None:  # type: ignore[type-arg]
+    (tmp_path / "model.py").write_text(SORTS)
+    succeed("export", "model.py", "--dim", "batch=1:8", "-o", "program.pt2", cwd=tmp_path)
+    succeed("compile", "program.pt2", "-o", "b.pt2", "--standalone=auto", "--no-parity", cwd=tmp_path)
+    said = mctl_ok("inspect", tmp_path / "b.pt2").stdout
+    assert "0 constants, needs libtorch for `sort_stable` (1.0)\n" in said
+    assert "not standalone: the compiled model needs libtorch for `sort_stable` (1.0)\n" in said
+
+
 @pytest.mark.parametrize("wanted", ["yes", "auto"])
 def test_an_operator_that_is_left(wanted: str) -> None:
     """An error that says which, from where, and what helps; with `auto` a note."""
