@@ -33,10 +33,49 @@ class Check(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
+class Ability(msgspec.Struct, frozen=True):
+    """What this machine can do with a model, or which of the checks stand in the way."""
+
+    does: str
+    lacks: tuple[str, ...]
+
+
+_SCARCE = ("memory", "work folder")  # limited: there is some; of the others: there is none
+_NEEDS = {
+    "inspect, verify": ("python",),
+    "export, parity": ("python", "torch"),
+    "compile": ("python", "torch", "compiler", "headers", "instructions", "work folder"),
+    "serve a standalone bundle": ("instructions", "mctl-runner"),
+    "serve any bundle": ("instructions", "mctl-runner", "libtorch"),
+}
+
+
 def examine(work_dir: Path | None = None) -> list[Check]:
-    """Every check, in the order in which a model meets what they look at."""
+    """Every check, in the order in which a model meets what they look at.
+
+    A machine without torch is one that serves: a compiler that it lacks is no fault.
+    """
     looks: list[Callable[[], Check]] = [_python, _torch, _compiler, _headers, _isa, _memory]
-    return [*(look() for look in looks), _work_folder(work_dir), _runner(), _libtorch()]
+    checks = [*(look() for look in looks), _work_folder(work_dir)]
+    compiles = any(check.name == "torch" and check.state != "limited" for check in checks)
+    if not compiles:
+        checks = [_only_limits(check) if check.name in ("compiler", "headers") else check for check in checks]
+    has_compiler = all(check.state == "ok" for check in checks if check.name in ("compiler", "headers"))
+    return [*checks, _runner(has_compiler), _libtorch()]
+
+
+def abilities(checks: list[Check]) -> list[Ability]:
+    """What follows from the checks."""
+    fit = {
+        check.name for check in checks if check.state == "ok" or (check.state == "limited" and check.name in _SCARCE)
+    }
+    return [Ability(does, tuple(name for name in needs if name not in fit)) for does, needs in _NEEDS.items()]
+
+
+def _only_limits(check: Check) -> Check:
+    if check.state != "missing":
+        return check
+    return Check(check.name, "limited", check.found, f"compile needs it, with torch: {check.hint}".removesuffix(": "))
 
 
 def _python() -> Check:
@@ -112,9 +151,12 @@ def _work_folder(named: Path | None) -> Check:
     return Check("work folder", "limited", found, "large models may not fit: choose another with `--work-dir`")
 
 
-def _runner() -> Check:
+def _runner(has_compiler: bool) -> Check:
     if ready := native.current_runner():
         return Check("mctl-runner", "ok", str(ready))
+    if native.is_checkout() and not has_compiler:
+        hint = "install a compiler, or a wheel of mctl, which has it"
+        return Check("mctl-runner", "limited", "not built yet, and there is no compiler to build it with", hint)
     if native.is_checkout():
         return Check("mctl-runner", "ok", "not built yet: the first `mctl serve` builds it")
     return Check("mctl-runner", "limited", "not in this installation", "`mctl serve` needs a wheel for Linux")
@@ -124,4 +166,5 @@ def _libtorch() -> Check:
     try:
         return Check("libtorch", "ok", str(native.find_libtorch()))
     except MctlError as error:
-        return Check("libtorch", "limited", error.message, error.hint or "")
+        hint = f"standalone bundles are served without; for others {error.hint}"
+        return Check("libtorch", "limited", error.message, hint)

@@ -11,7 +11,22 @@ from pathlib import Path
 import pytest
 
 from mctl.cli import machine
+from mctl.runner import native
 
+# A process in which torch is not installed.
+WITHOUT_TORCH = """
+import importlib.metadata as metadata, importlib.util as util, sys
+version, find = metadata.version, util.find_spec
+def absent(name):
+    if name == "torch":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = absent
+util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+sys.modules["torch"] = None
+from mctl.cli.main import main
+main()
+"""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -34,6 +49,33 @@ def test_this_machine_has_all_it_needs(mctl_ok: Run) -> None:
     ]
     assert checks["python"]["found"] == platform.python_version()
     assert all(check["state"] == "ok" for name, check in checks.items() if name not in ("memory", "work folder"))
+
+
+def test_what_this_machine_can_do(mctl_ok: Run) -> None:
+    able = json.loads(mctl_ok("doctor", "--json").stdout)["abilities"]
+    assert len(able) == 5 and not any(each["lacks"] for each in able)
+
+
+def test_a_machine_that_only_serves() -> None:
+    """Neither torch nor a compiler is a fault there: standalone bundles are served."""
+    native.find_runner()
+    environment = {name: value for name, value in os.environ.items() if name != "MCTL_LIBTORCH"} | {"CXX": "none"}
+    command = [sys.executable, "-c", WITHOUT_TORCH, "doctor"]
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    states = {name: check["state"] for name, check in by_name(done).items()}
+    limited = {"torch", "compiler", "headers", "libtorch"}
+    assert {name for name, state in states.items() if state != "ok"} - {"memory", "work folder"} == limited
+    assert "standalone bundles are served without" in by_name(done)["libtorch"]["hint"]
+    assert {each["does"]: each["lacks"] for each in json.loads(done.stdout)["abilities"]} == {
+        "inspect, verify": [],
+        "export, parity": ["torch"],
+        "compile": ["torch", "compiler", "headers"],
+        "serve a standalone bundle": [],
+        "serve any bundle": ["libtorch"],
+    }
+    text = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    assert text.endswith("\nserve a standalone bundle  works\nserve any bundle           lacks libtorch\n")
 
 
 def test_one_line_a_check(mctl_ok: Run) -> None:
@@ -83,8 +125,13 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("importlib.metadata.version", absent)
     monkeypatch.delenv("MCTL_LIBTORCH", raising=False)
-    states = {check.name: check.state for check in machine.examine()}
+    checks = machine.examine()
+    states = {check.name: check.state for check in checks}
     assert states["torch"] == states["libtorch"] == "limited"
+    assert {each.does for each in machine.abilities(checks) if not each.lacks} == {
+        "inspect, verify",
+        "serve a standalone bundle",
+    }
 
 
 def test_torch_is_not_imported() -> None:
