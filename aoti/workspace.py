@@ -122,7 +122,8 @@ def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str], kernel
     """
     extra = ["-g0", *(f"-ffile-prefix-map={path}={name}" for path, name in hidden.items())]
     if sys.platform == "linux":
-        extra.append("-Wl,--strip-all")
+        # torch's object with the constants does not say that it needs no executable stack; glibc 2.41 loads no such library
+        extra.append("-Wl,--strip-all,-z,noexecstack")
     # torch tells compilers apart by their names: that of `ccache g++` is g++
     names = [Path(word).name for word in command]
     script = work / next((name for name in names if "++" in name or "clang" in name or "gcc" in name), names[0])

@@ -68,6 +68,11 @@ def test_the_library_names_no_libtorch(mlp_bundle: Path, tmp_path: Path) -> None
     assert "libtorch" not in _readelf("-d", mlp_bundle, tmp_path)
 
 
+def test_the_library_wants_no_executable_stack(mlp_bundle: Path, tmp_path: Path) -> None:
+    [stack] = [line for line in _readelf("-l", mlp_bundle, tmp_path).splitlines() if "GNU_STACK" in line]
+    assert stack.split()[6] == "RW"
+
+
 def test_the_library_names_no_folder_of_this_machine(mlp_bundle: Path) -> None:
     with open_bundle(mlp_bundle) as bundle:
         code = bundle.read(bundle.manifest.variants[0].library)
