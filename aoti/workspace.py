@@ -122,7 +122,7 @@ def wrap_compiler(command: list[str], work: Path, hidden: dict[str, str], kernel
     """
     extra = ["-g0", *(f"-ffile-prefix-map={path}={name}" for path, name in hidden.items())]
     if sys.platform == "linux":
-        # torch's object with the constants does not say that it needs no executable stack; glibc 2.41 loads no such library
+        # torch's assembler file with the constants asks for an executable stack, with which glibc 2.41 loads no library
         extra.append("-Wl,--strip-all,-z,noexecstack")
     # torch tells compilers apart by their names: that of `ccache g++` is g++
     names = [Path(word).name for word in command]
