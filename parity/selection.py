@@ -17,6 +17,7 @@ Place = tuple[int, int]  # the number of a point, and threads
 
 LEAST_NOISE = 0.01
 ATTEMPTS = 2  # at one duel, while the machine is disturbed
+WINDOW = 0.03  # seconds of one turn: many short ones tell two apart sooner than few long ones
 
 
 class Watch(Protocol):
@@ -68,7 +69,7 @@ def duel(first: Fixed, second: Fixed, progress: Progress, quiet: Callable[[], ti
     found = None
     for _ in range(ATTEMPTS):
         machine = quiet()
-        measured, failed = timing.measure([first, second], second.point, progress)
+        measured, failed = timing.measure([first, second], second.point, progress, WINDOW)
         if failed:
             raise DuelError("; ".join(failed.values()))
         one, two = measured

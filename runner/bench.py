@@ -94,17 +94,17 @@ class _Turns:
 
 
 def measure(
-    contestants: Sequence[Contestant], point: Point, progress: Progress
+    contestants: Sequence[Contestant], point: Point, progress: Progress, window: float = WINDOW
 ) -> tuple[list[Measured], dict[str, str]]:
     """Every contestant at a point, and why those failed that did. The first of the same threads is what ratios are to.
 
-    Rounds go on until the last windows of each stand still, or there were MOST_ROUNDS.
+    Rounds go on until the last windows of each stand still, or there were MOST_ROUNDS. `window`: seconds.
     """
     turns = [_Turns(contestant, []) for contestant in contestants]
     for round in range(-1, MOST_ROUNDS):  # the first one warms up
         alive = [turn for turn in turns if not turn.failed]
         for turn in alive[round % len(alive) :] + alive[: round % len(alive)] if alive else []:
-            _take_turn(turn, point, warm_up=round < 0)
+            _take_turn(turn, point, window, warm_up=round < 0)
         if round + 1 >= LEAST_ROUNDS and all(turn.failed or turn.spread <= NOISE for turn in turns):
             break
         progress(f"{_sizes(point.dims)}, round {round + 2}")
@@ -112,9 +112,9 @@ def measure(
     return [_summary(turn, point, done) for turn in done], {t.contestant.name: t.failed for t in turns if t.failed}
 
 
-def _take_turn(turn: _Turns, point: Point, *, warm_up: bool) -> None:
+def _take_turn(turn: _Turns, point: Point, window: float, *, warm_up: bool) -> None:
     slowest = median(turn.windows[-1]) * LEAST_CALLS / 1e9 if turn.windows else 0.0
-    ask = Ask(str(point.tensors), point.dims, point.variant, max(WINDOW, slowest))
+    ask = Ask(str(point.tensors), point.dims, point.variant, max(window, slowest))
     try:
         taken = turn.contestant.time(ask)
     except Failed as failed:

@@ -17,6 +17,7 @@ from mctl.bundle_format import manifest as manifests
 from mctl.bundle_format import summary, tensors
 from mctl.bundle_format.archive import open_bundle, rewrite
 from mctl.bundle_format.errors import CompileError, UsageError
+from mctl.parity import selection
 from mctl.parity import tune as tuning
 from mctl.parity.gate import Made, compile_checked
 from mctl.parity.selection import Duel, Selection
@@ -64,7 +65,7 @@ def tune(mlp_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Tune:
     def made(name: str, *recipes: Recipe, options: TuneOptions | None = None, parity: bool = True) -> Made:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan, "candidates", lambda *_, **__: list(recipes))
-            patch.setattr(timing, "WINDOW", 0.002)
+            patch.setattr(selection, "WINDOW", 0.002)
             patch.setattr(timing, "MOST_ROUNDS", timing.LEAST_ROUNDS)
             return compile_checked(
                 mlp_program,
@@ -193,7 +194,7 @@ def test_reselect_measures_anew_and_compiles_nothing(
         elsewhere = manifests.Machine(cpu="another", cores=1)
         other = msgspec.structs.replace(archive.manifest.tuning, machine=elsewhere, choices=(), threads=7)
         rewrite(archive, path, msgspec.structs.replace(archive.manifest, tuning=other), {})
-    monkeypatch.setattr(timing, "WINDOW", 0.002)
+    monkeypatch.setattr(selection, "WINDOW", 0.002)
     winner(monkeypatch)
     reselect(path, (1,), quiet)
     with open_bundle(path) as archive:
