@@ -95,6 +95,12 @@ std::string worker_oom_score() {
   return std::to_string(std::min(score + 100, 1000));
 }
 
+// Whether warming up runs the largest sizes: a dim without buckets is at its smallest then.
+bool warms_all(const Manifest& manifest) {
+  return std::ranges::all_of(manifest.contract.dims,
+                             [&](const Dim& dim) { return dim.min == dim.max || manifest.buckets.contains(dim.name); });
+}
+
 }  // namespace
 
 Supervisor::Supervisor(asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics)
@@ -104,7 +110,7 @@ Supervisor::Supervisor(asio::io_context& io, const Manifest& manifest, WorkerSet
       metrics_(metrics),
       children_(io),
       workers_(settings_.instances) {
-  if (settings_.quick) patience_ = kUnknown;
+  if (settings_.quick || !warms_all(manifest)) patience_ = kUnknown;
 }
 
 Supervisor::~Supervisor() {

@@ -58,8 +58,8 @@ class Supervisor {
   bool ready() const;
   std::string why_not() const;
   std::vector<pid_t> pids() const;
-  // How long a batch may surely take: twice what all buckets took to warm up, at least a second. After a quick start
-  // nobody knows.
+  // How long a batch may surely take: twice what all buckets took to warm up, at least a second. After a quick start,
+  // or if a dim without buckets was at its smallest then, nobody knows.
   std::chrono::nanoseconds patience() const { return patience_; }
 
  private:

@@ -1,5 +1,7 @@
 """`--start quick`: what it leaves out, and what it does not."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +90,23 @@ def test_a_worker_that_started_quickly_is_not_taken_for_stuck(faulty_bundle: Pat
         time.sleep(1.2)  # a full start would have replaced it after a second
         eventually(lambda: server.request(INFER, *infer_binary(x=SOUND)).status == 200)
         assert restarts(server) == {}
+
+
+def test_nor_is_one_that_was_not_warmed_at_its_largest_sizes(minilm_bundle: Path) -> None:
+    """Warming up ran short sequences only, which says nothing of how long one of 512 takes."""
+    words = np.ones((1, 8), np.int64)
+    body, headers = infer_binary(input_ids=words, attention_mask=words)
+    path = "/v2/models/minilm/infer"
+    with Server(minilm_bundle) as server:
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert server.request(path, body, {**headers, "x-mctl-timeout-ms": "50"}).status == 504
+            time.sleep(1.5)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert server.request(path, body, headers).status == 200
+        assert server.workers() == [worker]
 
 
 def test_what_it_takes(wrong_beside_sound: Path, refusal: Refusal) -> None:
