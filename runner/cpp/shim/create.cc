@@ -12,21 +12,6 @@ AOTITorchError check_device(std::int32_t device_type) {
   return device_type == kCpu ? kDone : fail("a tensor on device type %d: this library knows the CPU only", device_type);
 }
 
-// The strides of a copy: the same if the tensor fills its memory, however its axes are ordered; else row-major.
-void strides_of_copy(const Tensor& tensor, std::int64_t* strides) {
-  std::int64_t filled = 1;
-  bool used[kMaxRank] = {};
-  for (std::int32_t done = 0; done < tensor.rank; ++done) {
-    std::int32_t next = -1;
-    for (std::int32_t axis = 0; axis < tensor.rank && next < 0; ++axis)
-      if (!used[axis] && (tensor.sizes[axis] == 1 || tensor.strides[axis] == filled)) next = axis;
-    if (next < 0 || tensor.count == 0) return row_major(tensor.rank, tensor.sizes, strides);
-    used[next] = true;
-    strides[next] = tensor.strides[next];
-    filled *= tensor.sizes[next];
-  }
-}
-
 AOTITorchError copy_of(const Tensor& tensor, const std::int64_t* strides, Handle* result) {
   Handle made = nullptr;
   if (make_empty(tensor.rank, tensor.sizes, strides, tensor.dtype, &made) != kDone) return kFailed;
@@ -132,7 +117,7 @@ MCTL_EXPORT AOTITorchError aoti_torch_clone(Handle self, Handle* result) {
   const Tensor* tensor = find(self);
   if (tensor == nullptr) return kFailed;
   std::int64_t strides[kMaxRank];
-  strides_of_copy(*tensor, strides);
+  dense(*tensor, strides);
   return copy_of(*tensor, strides, result);
 }
 

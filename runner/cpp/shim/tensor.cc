@@ -78,6 +78,29 @@ class Slots {
 
 Slots slots;
 
+// Strides without gaps, with the axes in the order in which they lie; those of stride 0 stay where they are.
+void close_up(const Tensor& tensor, std::int64_t* strides) {
+  std::int32_t order[kMaxRank];  // the innermost axis first
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    const std::int32_t axis = order[i] = tensor.rank - 1 - i;
+    const std::int64_t stride = tensor.strides[axis];
+    for (std::int32_t at = i, j = i; j-- > 0;) {
+      const std::int64_t other = tensor.strides[order[j]];
+      if (stride == 0 || other == 0) continue;
+      if (other < stride) break;
+      if (other == stride && tensor.sizes[order[j]] <= tensor.sizes[axis]) continue;
+      order[at] = order[j];
+      order[j] = axis;
+      at = j;
+    }
+  }
+  std::int64_t step = 1;
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    strides[order[i]] = step;
+    step *= tensor.sizes[order[i]] > 1 ? tensor.sizes[order[i]] : 1;
+  }
+}
+
 Slot* slot_of(Handle handle) {
   Slot* slot = slots.find(handle);
   if (slot == nullptr) fail("%p is no tensor: it was deleted, or never made", handle);
@@ -175,6 +198,20 @@ AOTITorchError make_view(const Tensor& self, std::int64_t rank, const std::int64
 void row_major(std::int64_t rank, const std::int64_t* sizes, std::int64_t* strides) {
   std::int64_t step = 1;
   for (std::int64_t axis = rank; axis-- > 0; step *= sizes[axis] > 1 ? sizes[axis] : 1) strides[axis] = step;
+}
+
+void dense(const Tensor& tensor, std::int64_t* strides) {
+  std::int64_t filled = 1;
+  bool used[kMaxRank] = {};
+  for (std::int32_t done = 0; done < tensor.rank; ++done) {
+    std::int32_t next = -1;
+    for (std::int32_t axis = 0; axis < tensor.rank && next < 0; ++axis)
+      if (!used[axis] && (tensor.sizes[axis] == 1 || tensor.strides[axis] == filled)) next = axis;
+    if (next < 0 || tensor.count == 0) return close_up(tensor, strides);
+    used[next] = true;
+    strides[next] = tensor.strides[next];
+    filled *= tensor.sizes[next];
+  }
 }
 
 MCTL_EXPORT AOTITorchError aoti_torch_delete_tensor_object(Handle handle) { return remove(handle); }

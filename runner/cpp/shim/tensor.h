@@ -52,6 +52,10 @@ AOTITorchError make_view(const Tensor& self, std::int64_t rank, const std::int64
 // Copies elements, cast to `to`'s dtype. `from` is broadcast to `to`'s shape. Fails where that cannot be.
 AOTITorchError copy(const Tensor& to, const Tensor& from);
 
+// Writes torch's strides for another tensor like this one: the same if it fills its memory, however its axes are
+// ordered; else those without the gaps.
+void dense(const Tensor& tensor, std::int64_t* strides);
+
 // Writes row-major strides.
 void row_major(std::int64_t rank, const std::int64_t* sizes, std::int64_t* strides);
 

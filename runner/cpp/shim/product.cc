@@ -1,0 +1,226 @@
+// mm, bmm, addmm and baddbmm.
+#include "product.h"
+
+#include <cmath>
+
+namespace mctl::shim {
+namespace {
+
+// One thread's, or one team's, way through a product: what cannot be read where it lies is packed first.
+template <class E>
+class Run {
+ public:
+  using T = Sum<E>;
+
+  explicit Run(const Product<E>& product)
+      : product_(product),
+        tiles_(tiles_for<T>()),
+        panels_((product.n + tiles_.columns - 1) / tiles_.columns),
+        blocks_((product.m + tiles_.rows - 1) / tiles_.rows),
+        rows_in_place_(kSame && (product.a.column == 1 || product.k == 1) && !collides(product.a.row)),
+        panels_in_place_(kSame && (product.b.column == 1) && product.m <= 4 * tiles_.rows) {}
+
+  // Bytes of scratch memory; negative if there are more than can be counted.
+  std::int64_t bytes() const {
+    std::int64_t rows = 0, columns = 0, whole = 0;
+    const bool fits = (rows_in_place_ || !__builtin_mul_overflow(product_.m, row_stride(), &rows)) &&
+                      !__builtin_mul_overflow(packed_panels() * tiles_.columns, product_.k, &columns) &&
+                      !__builtin_add_overflow(rows, columns, &whole) &&
+                      !__builtin_mul_overflow(whole, std::int64_t{sizeof(T)}, &whole);
+    return fits ? whole : -1;
+  }
+
+  void one(std::int64_t number, T* scratch, int threads) {
+    a_ = product_.a;
+    b_ = product_.b;
+    a_.data += number * product_.next_a;
+    b_.data += number * product_.next_b;
+    self_ = product_.self;
+    out_ = product_.out;
+    if (product_.beta != T(0)) self_.data += number * product_.next_self;
+    out_.data += number * product_.next_out;
+    rows_ = scratch + packed_panels() * tiles_.columns * product_.k;
+    columns_ = scratch;
+    const std::int64_t rows = rows_in_place_ ? 0 : product_.m, first = panels_ - packed_panels();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for
+      for (std::int64_t i = 0; i < rows; ++i) pack_row(a_(i, 0), a_.column, product_.k, rows_ + i * row_stride());
+#pragma omp for
+      for (std::int64_t panel = first; panel < panels_; ++panel)
+        pack_panel(Strided<const E>{b_(0, panel * tiles_.columns), b_.row, b_.column}, product_.k, columns_of(panel),
+                   tiles_.columns, packed(panel));
+#pragma omp for
+      for (std::int64_t part = 0; part < panels_ * blocks_; ++part) block(part / blocks_, part % blocks_);
+    }
+  }
+
+ private:
+  static constexpr bool kSame = std::is_same_v<E, T>;
+
+  // Long rows that all begin in the same lines of the cache.
+  bool collides(std::int64_t stride) const { return product_.k >= 1024 && stride * sizeof(E) % 4096 == 0; }
+
+  std::int64_t row_stride() const { return product_.k + 64 / static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t columns_of(std::int64_t panel) const {
+    return std::min<std::int64_t>(tiles_.columns, product_.n - panel * tiles_.columns);
+  }
+  // The last ones; a panel that is not full cannot be read in place.
+  std::int64_t packed_panels() const { return panels_in_place_ ? (product_.n % tiles_.columns != 0 ? 1 : 0) : panels_; }
+  T* packed(std::int64_t panel) const {
+    return columns_ + (panel - (panels_ - packed_panels())) * tiles_.columns * product_.k;
+  }
+
+  void block(std::int64_t panel, std::int64_t number) {
+    const std::int64_t row = product_.m * number / blocks_, rows = product_.m * (number + 1) / blocks_ - row;
+    const std::int64_t column = panel * tiles_.columns, columns = columns_of(panel);
+    const T *a = rows_ + row * row_stride(), *b = packed(panel);
+    std::int64_t a_stride = row_stride(), b_stride = tiles_.columns;
+    if constexpr (kSame) {
+      if (rows_in_place_) a = a_(row, 0), a_stride = a_.row;
+      if (panel < panels_ - packed_panels()) b = b_(0, column), b_stride = b_.row;
+      if (columns == tiles_.columns && out_.column == 1 && product_.alpha == T(1) && product_.beta == T(0))
+        return tiles_(rows)(product_.k, a, a_stride, b, b_stride, out_(row, column), out_.row);
+    }
+    alignas(64) T sums[Tiles<T>::kMost * kMostColumns];
+    tiles_(rows)(product_.k, a, a_stride, b, b_stride, sums, tiles_.columns);
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (std::int64_t j = 0; j < columns; ++j) {
+        T value = product_.alpha * sums[i * tiles_.columns + j];
+        if (product_.beta != T(0)) value += product_.beta * cast<T>(*self_(row + i, column + j));
+        *out_(row + i, column + j) = cast<E>(value);
+      }
+  }
+
+  static constexpr int kMostColumns = 32;  // floats of two AVX-512 registers
+
+  const Product<E>& product_;
+  const Tiles<T>& tiles_;
+  std::int64_t panels_, blocks_;
+  bool rows_in_place_, panels_in_place_;
+  Strided<const E> a_{}, b_{}, self_{};
+  Strided<E> out_{};
+  T *rows_ = nullptr, *columns_ = nullptr;
+};
+
+}  // namespace
+
+// Many products are shared out among the threads, each of few is.
+template <class E>
+AOTITorchError Product<E>::run() const {
+  if (count == 0 || m == 0 || n == 0) return kDone;
+  const int threads = threads_for(static_cast<double>(count) * static_cast<double>(m) * static_cast<double>(n) *
+                                  static_cast<double>(k) / 16);
+  const bool across = threads > 1 && count >= threads;
+  const Run<E> way(*this);
+  const Scratch scratch(across ? threads : 1, way.bytes());
+  if (!scratch) return kFailed;
+#pragma omp parallel num_threads(threads) if (across)
+  {
+    Run<E> mine = way;
+    auto* const memory = scratch.at<Sum<E>>(omp_get_thread_num() * (way.bytes() / std::int64_t{sizeof(Sum<E>)}));
+#pragma omp for
+    for (std::int64_t i = 0; i < count; ++i) mine.one(i, memory, across ? 1 : threads);
+  }
+  return kDone;
+}
+
+namespace {
+
+// The number as sums are; integers have no others.
+template <class T>
+AOTITorchError factor(const char* name, double given, T* result) {
+  if constexpr (std::is_same_v<T, std::uint64_t>) {
+    if (given != std::trunc(given) || std::fabs(given) > 0x1p53)
+      return fail("`%s` of integers with the factor %g", name, given);
+    *result = static_cast<T>(static_cast<std::int64_t>(given));
+  } else {
+    *result = static_cast<T>(given);
+  }
+  return kDone;
+}
+
+AOTITorchError shapes_differ(const char* name, std::int64_t one, std::int64_t other) {
+  return fail("`%s` of shapes that do not fit: %lld and %lld", name, static_cast<long long>(one),
+              static_cast<long long>(other));
+}
+
+// Do they lie in the same memory? Bytes from the first element to the last, which may skip some.
+bool overlap(const Tensor& one, const Tensor& other) {
+  const auto span = [](const Tensor& tensor) {
+    std::int64_t last = 0;
+    for (std::int32_t axis = 0; axis < tensor.rank; ++axis) last += (tensor.sizes[axis] - 1) * tensor.strides[axis];
+    return (last + 1) * tensor.item();
+  };
+  return one.count > 0 && other.count > 0 && one.data() < other.data() + span(other) &&
+         other.data() < one.data() + span(one);
+}
+
+// out = alpha * one two + beta * self, over matrices or, with a leading axis, over several.
+AOTITorchError product(const char* name, std::int32_t rank, Handle out_handle, Handle self_handle, Handle one,
+                       Handle two, double beta, double alpha) {
+  const Tensor *out = find(out_handle), *a = find(one), *b = find(two);
+  const Tensor* self = self_handle != nullptr ? find(self_handle) : out;
+  if (out == nullptr || a == nullptr || b == nullptr || self == nullptr) return kFailed;
+  for (const Tensor* tensor : {out, a, b})
+    if (tensor->rank != rank) return fail("`%s` of a tensor of %d axes, not %d", name, tensor->rank, rank);
+  for (const Tensor* tensor : {a, b, self})
+    if (same_dtype(name, *out, *tensor) != kDone) return kFailed;
+  const std::int32_t row = rank - 2, column = rank - 1;
+  if (a->sizes[column] != b->sizes[row]) return shapes_differ(name, a->sizes[column], b->sizes[row]);
+  if (rank == 3 && a->sizes[0] != b->sizes[0]) return shapes_differ(name, a->sizes[0], b->sizes[0]);
+  const std::int64_t wanted[3] = {a->sizes[0], a->sizes[row], b->sizes[column]};
+  std::int64_t steps[3] = {};  // of self, broadcast
+  for (std::int32_t axis = 0; axis < rank; ++axis) {
+    const std::int64_t size = wanted[axis + 3 - rank];
+    if (out->sizes[axis] != size) return shapes_differ(name, out->sizes[axis], size);
+    const std::int32_t at = axis - (rank - self->rank);
+    if (at < 0) continue;
+    if (self->sizes[at] != size && self->sizes[at] != 1) return shapes_differ(name, self->sizes[at], size);
+    steps[axis] = self->sizes[at] == 1 ? 0 : self->strides[at];
+  }
+  if (self->rank > rank) return fail("`%s` of a tensor of %d axes, not %d", name, self->rank, rank);
+  if (overlap(*out, *a) || overlap(*out, *b)) return fail("`%s` into one of its factors", name);
+  AOTITorchError result = kFailed;
+  const bool known = with_factor_type(out->dtype, [&]<class E>(E*) {
+    Product<E> job{};
+    if (factor(name, alpha, &job.alpha) != kDone || factor(name, beta, &job.beta) != kDone) return;
+    const bool many = rank == 3;
+    job.count = many ? wanted[0] : 1;
+    job.m = wanted[1];
+    job.n = wanted[2];
+    job.k = a->sizes[column];
+    job.a = {elements<E>(*a), a->strides[row], a->strides[column]};
+    job.b = {elements<E>(*b), b->strides[row], b->strides[column]};
+    job.self = {elements<E>(*self), steps[row], steps[column]};
+    job.out = {elements<E>(*out), out->strides[row], out->strides[column]};
+    job.next_a = many ? a->strides[0] : 0;
+    job.next_b = many ? b->strides[0] : 0;
+    job.next_self = many ? steps[0] : 0;
+    job.next_out = many ? out->strides[0] : 0;
+    result = job.run();
+  });
+  return known ? result : refuse_dtype(name, out->dtype);
+}
+
+}  // namespace
+
+MCTL_EXPORT AOTITorchError aoti_torch_cpu_mm_out(Handle out, Handle self, Handle other) {
+  return product("mm", 2, out, nullptr, self, other, 0, 1);
+}
+
+MCTL_EXPORT AOTITorchError aoti_torch_cpu_bmm_out(Handle out, Handle self, Handle other) {
+  return product("bmm", 3, out, nullptr, self, other, 0, 1);
+}
+
+MCTL_EXPORT AOTITorchError aoti_torch_cpu_addmm_out(Handle out, Handle self, Handle one, Handle two, double beta,
+                                                    double alpha) {
+  return product("addmm", 2, out, self, one, two, beta, alpha);
+}
+
+MCTL_EXPORT AOTITorchError aoti_torch_cpu_baddbmm_out(Handle out, Handle self, Handle one, Handle two, double beta,
+                                                      double alpha) {
+  return product("baddbmm", 3, out, self, one, two, beta, alpha);
+}
+
+}  // namespace mctl::shim
