@@ -11,16 +11,6 @@ namespace {
 
 constexpr std::int64_t kBlock = 48;  // rows of queries at a time: their scores stay in the cache
 
-double exponentials_of(double* x, std::int64_t count, double scale, double base) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < count; ++i) sum += x[i] = std::exp(x[i] * scale - base);
-  return sum;
-}
-
-float exponentials_of(float* x, std::int64_t count, float scale, float base) {
-  return kernels().exponentials(x, count, scale, base);
-}
-
 template <class E>
 class Attention {
  public:
@@ -79,9 +69,7 @@ class Attention {
   }
 
   void pack(Strided<E> from, std::int64_t columns, std::int64_t k, T* to) const {
-    for (std::int64_t j = 0; j < columns; j += tiles_.columns, to += k * tiles_.columns)
-      pack_panel(Strided<const E>{from(0, j), from.row, from.column}, k,
-                 std::min<std::int64_t>(tiles_.columns, columns - j), tiles_.columns, to);
+    pack_panels(Strided<const E>{from.data, from.row, from.column}, k, columns, tiles_.columns, to);
   }
 
   void product(std::int64_t count, std::int64_t k, const T* a, std::int64_t a_stride, const T* panels,
@@ -132,7 +120,7 @@ class Attention {
       const T x = scores[s] * scale;
       largest = x > largest || std::isnan(x) ? x : largest;
     }
-    const T base = largest == -INFINITY ? T(0) : largest, sum = exponentials_of(scores, count, scale, base);
+    const T base = largest == -INFINITY ? T(0) : largest, sum = exponentials(scores, count, scale, base);
     *log = base + std::log(sum);
     return sum == T(0) ? T(0) : T(1) / sum;
   }

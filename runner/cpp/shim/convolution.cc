@@ -193,31 +193,12 @@ AOTITorchError describe(const Tensor& input, const Tensor& weight, const Tensor*
   return kDone;
 }
 
-// Is the tensor one whose channels lie side by side, as torch tells it by the strides? It does not ask in float64.
-bool channels_last(const Tensor& tensor) {
-  if (tensor.rank < 4 || tensor.dtype == 7) return false;
-  std::int64_t least = 0;
-  if (tensor.strides[1] == 0) return false;
-  for (std::int32_t i = 0; i < tensor.rank; ++i) {
-    const std::int32_t axis = i == 0 ? 1 : i < tensor.rank - 1 ? tensor.rank - i : 0;
-    if (tensor.sizes[axis] == 0 || tensor.strides[axis] < least) return false;
-    if (axis == 0 && least == tensor.strides[1]) return false;
-    least = tensor.strides[axis] * (tensor.sizes[axis] > 1 ? tensor.sizes[axis] : 1);
-  }
-  return true;
-}
-
+// In float64 torch has another way for three axes, which does not look at the memory format.
 AOTITorchError make_output(const Geometry& g, const Tensor& input, const Tensor& weight, Handle* result) {
-  std::int64_t sizes[5] = {input.sizes[0], g.groups * g.outputs}, strides[5];
+  std::int64_t sizes[5] = {input.sizes[0], g.groups * g.outputs};
   for (std::int32_t axis = 0; axis < g.rank; ++axis) sizes[2 + axis] = g.out[3 - g.rank + axis];
-  row_major(input.rank, sizes, strides);
-  if (channels_last(input) || channels_last(weight)) {
-    std::int64_t step = strides[1] = 1;
-    step *= sizes[1];
-    for (std::int32_t axis = input.rank; axis-- > 2; step *= sizes[axis]) strides[axis] = step;
-    strides[0] = step;
-  }
-  return make_empty(input.rank, sizes, strides, input.dtype, result);
+  const bool last = (g.rank == 2 || input.dtype != 7) && (channels_last(input) || channels_last(weight));
+  return make_image(input.rank, sizes, input.dtype, last, result);
 }
 
 }  // namespace

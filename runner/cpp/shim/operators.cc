@@ -37,4 +37,27 @@ AOTITorchError make_rows(std::int64_t rank, const std::int64_t* sizes, std::int3
   return make_empty(rank, sizes, strides, dtype, result);
 }
 
+bool channels_last(const Tensor& tensor) {
+  if (tensor.rank < 4) return false;
+  std::int64_t least = 0;
+  if (tensor.strides[1] == 0) return false;
+  for (std::int32_t i = 0; i < tensor.rank; ++i) {
+    const std::int32_t axis = i == 0 ? 1 : i < tensor.rank - 1 ? tensor.rank - i : 0;
+    if (tensor.sizes[axis] == 0 || tensor.strides[axis] < least) return false;
+    if (axis == 0 && least == tensor.strides[1]) return false;
+    least = tensor.strides[axis] * (tensor.sizes[axis] > 1 ? tensor.sizes[axis] : 1);
+  }
+  return true;
+}
+
+AOTITorchError make_image(std::int64_t rank, const std::int64_t* sizes, std::int32_t dtype, bool channels_last,
+                          Handle* result) {
+  if (!channels_last) return make_rows(rank, sizes, dtype, result);
+  std::int64_t strides[kMaxRank], step = sizes[1];
+  for (std::int64_t axis = rank; axis-- > 2; step *= sizes[axis]) strides[axis] = step;
+  strides[1] = 1;
+  strides[0] = step;
+  return make_empty(rank, sizes, strides, dtype, result);
+}
+
 }  // namespace mctl::shim

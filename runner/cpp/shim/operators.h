@@ -58,6 +58,13 @@ AOTITorchError refuse_dtype(const char* name, std::int32_t dtype);
 // A new tensor, row-major.
 AOTITorchError make_rows(std::int64_t rank, const std::int64_t* sizes, std::int32_t dtype, Handle* result);
 
+// Do the channels (axis 1) of images lie side by side, as torch tells it by the strides?
+bool channels_last(const Tensor& tensor);
+
+// A new tensor of images, with the channels side by side or row-major.
+AOTITorchError make_image(std::int64_t rank, const std::int64_t* sizes, std::int32_t dtype, bool channels_last,
+                          Handle* result);
+
 template <class T>
 T* elements(const Tensor& tensor) {
   return reinterpret_cast<T*>(tensor.data());

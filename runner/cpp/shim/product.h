@@ -1,6 +1,8 @@
 // Products of matrices of any strides, in the tiles of tiles.h.
 #pragma once
 
+#include <cmath>
+
 #include "operators.h"
 #include "tiles.h"
 
@@ -18,6 +20,17 @@ const Tiles<T>& tiles_for() {
     return kernels().doubles;
   else
     return kernels().integers;
+}
+
+// x = e^(x * scale - base) in place; returns the sum.
+inline float exponentials(float* x, std::int64_t count, float scale, float base) {
+  return kernels().exponentials(x, count, scale, base);
+}
+
+inline double exponentials(double* x, std::int64_t count, double scale, double base) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += x[i] = std::exp(x[i] * scale - base);
+  return sum;
 }
 
 // Calls `f` with a null pointer to the type of the dtype's elements, where torch multiplies such. False: it does not.
@@ -76,6 +89,13 @@ void pack_panel(Strided<const E> from, std::int64_t k, std::int64_t columns, std
       for (std::int64_t i = 0; i < rows; ++i) to[i * width + j] = cast<T>(*from(l + i, j));
     for (std::int64_t i = 0; i < rows; ++i) std::fill(to + i * width + columns, to + (i + 1) * width, T(0));
   }
+}
+
+// The panels of `columns` columns, one after the other.
+template <class T, class E>
+void pack_panels(Strided<const E> from, std::int64_t k, std::int64_t columns, std::int64_t width, T* to) {
+  for (std::int64_t j = 0; j < columns; j += width, to += k * width)
+    pack_panel(Strided<const E>{from(0, j), from.row, from.column}, k, std::min(width, columns - j), width, to);
 }
 
 // Rows times a panel, in tiles of about equal numbers of rows.

@@ -1,0 +1,136 @@
+// embedding_bag: sums, means or maxima of the rows that each bag names.
+#include <cstring>
+
+#include "product.h"
+
+namespace mctl::shim {
+namespace {
+
+constexpr auto kName = "_embedding_bag";
+enum Mode : std::int64_t { kSum, kMean, kMax };
+
+struct Bags {
+  const Tensor *weight, *indices, *offsets, *factors;  // factors may be null
+  std::int64_t count, mode, padding;
+
+  std::int64_t begin(std::int64_t bag) const {
+    return bag < offsets->sizes[0] ? integer(*offsets, bag) : indices->sizes[0];
+  }
+
+  static std::int64_t integer(const Tensor& list, std::int64_t at) {
+    at *= list.strides[0];
+    return list.dtype == 3 ? elements<std::int32_t>(list)[at] : elements<std::int64_t>(list)[at];
+  }
+};
+
+AOTITorchError check(const Bags& bags, bool last_offset) {
+  for (const Tensor* list : {bags.indices, bags.offsets}) {
+    if (list->dtype != 3 && list->dtype != 4) return refuse_dtype(kName, list->dtype);
+    if (list->rank != 1) return fail("`%s` by indices or offsets of %d axes", kName, list->rank);
+  }
+  if (bags.weight->rank != 2) return fail("`%s` of a tensor of %d axes", kName, bags.weight->rank);
+  if (last_offset && bags.offsets->sizes[0] < 1) return fail("`%s` without an offset", kName);
+  if (bags.mode < kSum || bags.mode > kMax) return fail("`%s` in mode %lld", kName, static_cast<long long>(bags.mode));
+  if (bags.factors != nullptr) {
+    if (bags.mode != kSum) return fail("`%s` with weights of samples in another mode than sum", kName);
+    if (same_dtype(kName, *bags.weight, *bags.factors) != kDone) return kFailed;
+    if (bags.factors->rank != 1 || bags.factors->sizes[0] != bags.indices->sizes[0])
+      return fail("`%s` with %lld weights of samples", kName, static_cast<long long>(bags.factors->count));
+  }
+  std::int64_t before = 0;
+  for (std::int64_t bag = 0; bag <= bags.count; ++bag) {
+    const std::int64_t begin = bags.begin(bag);
+    if (begin < before || begin > bags.indices->sizes[0] || (bag == 0 && begin != 0))
+      return fail("`%s` with the offset %lld at %lld", kName, static_cast<long long>(begin),
+                  static_cast<long long>(bag));
+    before = begin;
+  }
+  for (std::int64_t i = 0; i < bags.indices->sizes[0]; ++i)
+    if (const std::int64_t row = Bags::integer(*bags.indices, i); row < 0 || row >= bags.weight->sizes[0])
+      return fail("`%s` of row %lld of %lld", kName, static_cast<long long>(row),
+                  static_cast<long long>(bags.weight->sizes[0]));
+  return kDone;
+}
+
+// One element of a bag; `which` is the row that a maximum is of.
+template <class E>
+E element(const Bags& bags, std::int64_t bag, std::int64_t column, std::int64_t* size, std::int64_t* which) {
+  using T = Sum<E>;
+  T sum = 0;
+  *size = 0;
+  *which = -1;
+  for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) {
+    const std::int64_t row = Bags::integer(*bags.indices, i);
+    if (row == bags.padding) continue;
+    T value = cast<T>(elements<E>(*bags.weight)[row * bags.weight->strides[0] + column * bags.weight->strides[1]]);
+    if (bags.factors != nullptr) value *= cast<T>(elements<E>(*bags.factors)[i * bags.factors->strides[0]]);
+    if (bags.mode != kMax) {
+      sum += value;
+    } else if (*size == 0 || value > sum) {
+      sum = value;
+      *which = row;
+    }
+    ++*size;
+  }
+  return cast<E>(bags.mode == kMean && *size > 0 ? sum / static_cast<T>(*size) : sum);
+}
+
+template <class E>
+void fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Tensor& sizes, const Tensor& most) {
+  const std::int64_t columns = bags.weight->sizes[1];
+  const auto put = [](const Tensor& list, std::int64_t at, std::int64_t value) {
+    if (list.dtype == 3)
+      elements<std::int32_t>(list)[at] = static_cast<std::int32_t>(value);
+    else
+      elements<std::int64_t>(list)[at] = value;
+  };
+  const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns));
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (std::int64_t bag = 0; bag < bags.count; ++bag) {
+    std::int64_t size = 0, which = 0;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      elements<E>(out)[bag * columns + column] = element<E>(bags, bag, column, &size, &which);
+      if (bags.mode == kMax) put(most, bag * columns + column, which);
+    }
+    put(sizes, bag, size);
+    for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) put(of_index, i, bag);
+  }
+}
+
+}  // namespace
+
+MCTL_EXPORT AOTITorchError aoti_torch_cpu__embedding_bag(Handle weight, Handle indices, Handle offsets, std::int32_t,
+                                                         std::int64_t mode, std::int32_t, Handle* factors,
+                                                         std::int32_t last_offset, std::int64_t padding, Handle* result,
+                                                         Handle* of_index, Handle* sizes, Handle* most) {
+  Bags bags{find(weight), find(indices), find(offsets), nullptr, 0, mode, padding};
+  if (bags.weight == nullptr || bags.indices == nullptr || bags.offsets == nullptr) return kFailed;
+  if (factors != nullptr && (bags.factors = find(*factors)) == nullptr) return kFailed;
+  if (bags.offsets->rank == 1) bags.count = bags.offsets->sizes[0] - (last_offset != 0 ? 1 : 0);
+  if (check(bags, last_offset != 0) != kDone) return kFailed;
+  AOTITorchError done = kFailed;
+  const bool known = with_float_type(bags.weight->dtype, [&]<class E>(E*) {
+    const std::int64_t shape[] = {bags.count, bags.weight->sizes[1]}, none = 0;
+    const std::int32_t dtype = bags.indices->dtype;
+    Handle made[4] = {};
+    bool have = make_rows(2, shape, bags.weight->dtype, &made[0]) == kDone;
+    have = have && make_rows(1, bags.indices->sizes, dtype, &made[1]) == kDone;
+    have = have && make_rows(1, shape, dtype, &made[2]) == kDone;
+    have = have && make_rows(mode == kMax ? 2 : 1, mode == kMax ? shape : &none, dtype, &made[3]) == kDone;
+    if (!have) {
+      for (Handle handle : made)
+        if (handle != nullptr) remove(handle);
+      return;
+    }
+    std::memset(find(made[1])->data(), 0, static_cast<std::size_t>(bags.indices->count * bags.indices->item()));
+    fill<E>(bags, *find(made[0]), *find(made[1]), *find(made[2]), *find(made[3]));
+    *result = made[0];
+    *of_index = made[1];
+    *sizes = made[2];
+    *most = made[3];
+    done = kDone;
+  });
+  return known ? done : refuse_dtype(kName, bags.weight->dtype);
+}
+
+}  // namespace mctl::shim
