@@ -26,7 +26,7 @@ from .runs import Compiled
 from .truth import Truth, exported, live
 from .tune import TuneOptions, tune
 
-_HELP = "`--inductor max_autotune=true --inductor max_autotune_gemm_backends=CPP` compiles matrix products"
+_HELP = "write that part of the model with other operators"
 
 NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
 

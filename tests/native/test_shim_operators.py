@@ -289,8 +289,11 @@ def test_attention_that_is_refused(shim: ctypes.CDLL) -> None:
 # --- convolution --------------------------------------------------------------------------------------------------
 
 
-def convolve(shim: ctypes.CDLL, x: Tensor, w: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
-             transposed: bool = False, output_padding: list[int] | None = None, groups: int = 1, fail: bool = False) -> Tensor | str:  # fmt: skip
+def convolve(
+    shim: ctypes.CDLL, x: Tensor, w: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool = False, output_padding: list[int] | None = None, groups: int = 1,
+    fail: bool = False,
+) -> Tensor | str:  # fmt: skip
     lists = [(numbers(*list_), c_int64(len(list_))) for list_ in (stride, padding, dilation, output_padding or [0])]
     result = c_void_p()
     with Given(shim, x, w, bias) as (hx, hw, hbias):
@@ -304,18 +307,23 @@ def convolve(shim: ctypes.CDLL, x: Tensor, w: Tensor, bias: Tensor | None, strid
     return result_of(shim, result)
 
 
+PLAIN = {"stride": [1], "padding": [0], "dilation": [1]}
+TURNED = PLAIN | {"transposed": True, "output_padding": [0]}
 CONVOLUTIONS = [
-    ((2, 4, 9), (8, 4, 3), dict(stride=[1], padding=[0], dilation=[1])),
-    ((1, 1, 1), (1, 1, 1), dict(stride=[1], padding=[0], dilation=[1])),
-    ((3, 4, 50), (6, 2, 5), dict(stride=[2], padding=[3], dilation=[2], groups=2)),
-    ((2, 4, 9, 11), (8, 4, 3, 3), dict(stride=[1, 2], padding=[1, 0], dilation=[2, 1])),
-    ((2, 6, 9, 11), (6, 1, 3, 3), dict(stride=[1], padding=[1], dilation=[1], groups=6)),
-    ((2, 3, 5, 6, 7), (4, 3, 2, 3, 1), dict(stride=[2, 1, 1], padding=[1, 0, 2], dilation=[1, 2, 1])),
-    ((2, 4, 9), (4, 3, 4), dict(stride=[2], padding=[1], dilation=[1], transposed=True, output_padding=[1])),
-    ((2, 4, 5, 6), (4, 3, 3, 2), dict(stride=[3, 2], padding=[1, 0], dilation=[2, 1], transposed=True, output_padding=[2, 1], groups=2)),
-    ((1, 2, 3, 4, 5), (2, 3, 2, 2, 2), dict(stride=[2], padding=[0], dilation=[1], transposed=True, output_padding=[0])),
-    ((0, 4, 9), (8, 4, 3), dict(stride=[1], padding=[0], dilation=[1])),
-    ((1, 20, 9, 11), (35, 20, 3, 3), dict(stride=[1, 1], padding=[1, 1], dilation=[1, 1])),
+    ((2, 4, 9), (8, 4, 3), PLAIN),
+    ((1, 1, 1), (1, 1, 1), PLAIN),
+    ((0, 4, 9), (8, 4, 3), PLAIN),
+    ((3, 4, 50), (6, 2, 5), {"stride": [2], "padding": [3], "dilation": [2], "groups": 2}),
+    ((2, 4, 9, 11), (8, 4, 3, 3), {"stride": [1, 2], "padding": [1, 0], "dilation": [2, 1]}),
+    ((2, 6, 9, 11), (6, 1, 3, 3), PLAIN | {"padding": [1], "groups": 6}),
+    ((1, 20, 9, 11), (35, 20, 3, 3), PLAIN | {"padding": [1, 1]}),
+    ((2, 3, 5, 6, 7), (4, 3, 2, 3, 1), {"stride": [2, 1, 1], "padding": [1, 0, 2], "dilation": [1, 2, 1]}),
+    ((2, 4, 9), (4, 3, 4), TURNED | {"stride": [2], "padding": [1], "output_padding": [1]}),
+    (
+        (2, 4, 5, 6), (4, 3, 3, 2),
+        TURNED | {"stride": [3, 2], "padding": [1, 0], "dilation": [2, 1], "output_padding": [2, 1], "groups": 2},
+    ),
+    ((1, 2, 3, 4, 5), (2, 3, 2, 2, 2), TURNED | {"stride": [2]}),
 ]  # fmt: skip
 
 
@@ -365,14 +373,14 @@ def test_memory_format_of_a_convolution(shim: ctypes.CDLL, dtype: torch.dtype) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(stride=[0]), "`convolution` with the stride 0"),
-        (dict(stride=[1, 1]), "`convolution` with the stride -1"),
-        (dict(padding=[2**62]), "`convolution` with the padding 4611686018427387904"),
-        (dict(dilation=[2**62]), "`convolution` with the dilation 4611686018427387904"),
-        (dict(groups=3), "`convolution` with the number of groups 3"),
-        (dict(groups=0), "`convolution` with the number of groups 0"),
-        (dict(dilation=[9]), "`convolution` whose output would be of the size 0"),
-        (dict(padding=[2**29]), "there is no memory for a tensor"),
+        ({"stride": [0]}, "`convolution` with the stride 0"),
+        ({"stride": [1, 1]}, "`convolution` with the stride -1"),
+        ({"padding": [2**62]}, "`convolution` with the padding 4611686018427387904"),
+        ({"dilation": [2**62]}, "`convolution` with the dilation 4611686018427387904"),
+        ({"groups": 3}, "`convolution` with the number of groups 3"),
+        ({"groups": 0}, "`convolution` with the number of groups 0"),
+        ({"dilation": [9]}, "`convolution` whose output would be of the size 0"),
+        ({"padding": [2**29]}, "there is no memory for a tensor"),
     ],
 )  # fmt: skip
 def test_convolutions_that_are_refused(shim: ctypes.CDLL, options: dict[str, object], words: str) -> None:
@@ -460,7 +468,9 @@ def test_scatter_reduce(shim: ctypes.CDLL, dtype: torch.dtype, reduce: str, incl
     for axis in (0, 1, -1):
         size = x.shape[axis]
         index = torch.randint(0, size, (3, 6, 4), generator=torch.Generator().manual_seed(3))
-        for given, out, kind in ((index, x.clone(), torch.int64), (index.permute(2, 1, 0).contiguous().permute(2, 1, 0), x.permute(1, 0, 2).clone().permute(1, 0, 2), torch.int32)):  # fmt: skip
+        turned = index.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+        swapped = x.permute(1, 0, 2).clone().permute(1, 0, 2)
+        for given, out, kind in ((index, x.clone(), torch.int64), (turned, swapped, torch.int32)):
             with Given(shim, out, x, given.to(kind), source) as (ho, hx, hi, hs):
                 call(
                     shim.aoti_torch_cpu_scatter_reduce_two_out,
@@ -477,7 +487,12 @@ def test_scatter(shim: ctypes.CDLL) -> None:
         assert torch.equal(out, x.scatter(1, index, source))
         call(shim.aoti_torch_cpu_scatter_value_out, ho, hx, c_int64(1), hi, c_double(2.5))
         assert torch.equal(out, x.scatter(1, index, 2.5))
-    for wrong, words in ((index + 6, "to index 6 of an axis of the size 6"), (index - 9, "to index -9 of"), (index.double(), "by an index of float64")):  # fmt: skip
+    refusals = {
+        "to index 6 of an axis of the size 6": index + 6,
+        "to index -9 of": index - 9,
+        "by an index of float64": index.double(),
+    }
+    for words, wrong in refusals.items():
         with Given(shim, out, x, wrong, source) as (ho, hx, hi, hs):
             assert words in refused(shim, shim.aoti_torch_cpu_scatter_src_out, ho, hx, c_int64(1), hi, hs)
     with Given(shim, out, x, torch.zeros(6, 2, dtype=torch.int64), source) as (ho, hx, hi, hs):
@@ -610,7 +625,6 @@ def test_pools(shim: ctypes.CDLL, dtype: torch.dtype) -> None:
             arguments = (7, 6), stride, padding, bool(ceil), bool(include), divisor
             near(got, torch.ops.aten.avg_pool2d(x.double(), *arguments).to(dtype), 50)
             assert got.stride() == torch.ops.aten.avg_pool2d(x, *arguments).stride()
-    words = refusal(
-        shim, "aoti_torch_cpu_avg_pool2d", [images], numbers(2**62), c_int64(1), None, c_int64(0), None, c_int64(0), 0, 0, None
-    )  # fmt: skip
+    huge = numbers(2**62), c_int64(1), None, c_int64(0), None, c_int64(0), 0, 0, None
+    words = refusal(shim, "aoti_torch_cpu_avg_pool2d", [images], *huge)
     assert words == "`avg_pool2d` with the kernel size 4611686018427387904"
