@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_void_p
 
 import pytest
@@ -628,3 +628,50 @@ def test_pools(shim: ctypes.CDLL, dtype: torch.dtype) -> None:
     huge = numbers(2**62), c_int64(1), None, c_int64(0), None, c_int64(0), 0, 0, None
     words = refusal(shim, "aoti_torch_cpu_avg_pool2d", [images], *huge)
     assert words == "`avg_pool2d` with the kernel size 4611686018427387904"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("right", [False, True])
+def test_search(shim: ctypes.CDLL, dtype: torch.dtype, right: bool) -> None:
+    x, rows = random(3, 30, dtype=dtype), random(3, 9, dtype=dtype, seed=1).sort(-1).values
+    if dtype.is_floating_point:
+        x[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+    x[1, :9] = rows[1]
+    for values, sorted_ in (
+        (x, rows),
+        (x, rows[0]),
+        (x.T, rows[0]),
+        (x[:, ::2], rows),
+        (x, rows[:, :0]),
+        (x[0, 0], rows[0]),
+    ):
+        for narrow in (False, True):
+            wanted = torch.searchsorted(sorted_.contiguous(), values.contiguous(), out_int32=narrow, right=right)
+            options = int(narrow), int(right), None, None
+            (got,) = made(shim, "aoti_torch_cpu_searchsorted_Tensor", [sorted_, values], *options)
+            assert torch.equal(got, wanted) and got.dtype == wanted.dtype
+            if sorted_.dim() == 1:
+                (got,) = made(shim, "aoti_torch_cpu_bucketize_Tensor", [values, sorted_], int(narrow), int(right))
+                assert torch.equal(got, wanted)
+    words = refusal(shim, "aoti_torch_cpu_searchsorted_Tensor", [rows[:2], x], 0, 0, None, None)
+    assert "does not fit" in words
+
+
+@pytest.fixture(params=[4, 8])
+def narrower(request: pytest.FixtureRequest, shim: ctypes.CDLL) -> Iterator[None]:
+    """The kernels for CPUs with vectors of so many floats."""
+    shim.mctl_shim_limit_vectors(request.param)
+    yield
+    shim.mctl_shim_limit_vectors(16)
+
+
+def test_narrower_vectors(shim: ctypes.CDLL, narrower: None) -> None:
+    for dtype in (*FLOATS, torch.int64):
+        for m, k, n in ((1, 5, 3), (13, 40, 50), (64, 7, 33)):
+            a, b, out = random(m, k, dtype=dtype), random(k, n, dtype=dtype, seed=1), torch.zeros(m, n, dtype=dtype)
+            with Given(shim, out, a, b) as handles:
+                call(shim.aoti_torch_cpu_mm_out, *handles)
+            near(out, (a.double() @ b.double()).to(dtype), k)
+    q = random(2, 3, 60, 33)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), q.double(), q.double(), is_causal=True)
+    near(attention(shim, q, q, q, None, True, None)[0], wanted.float())
