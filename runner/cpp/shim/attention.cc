@@ -42,9 +42,8 @@ class Attention {
                       !__builtin_add_overflow(each, kBlock * (depth() + wide(depth())), &each);
     const Scratch scratch(fits ? each : -1, threads * std::int64_t{sizeof(T)});
     if (!scratch) return kFailed;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t job = 0; job < heads * parts; ++job) {
-      T* const keys_to = scratch.at<T>(each * omp_get_thread_num());
+    share_out(threads, heads * parts, [&](std::int64_t job, int thread) {
+      T* const keys_to = scratch.at<T>(each * thread);
       T* const values_to = keys_to + wide(keys()) * depth();
       T* const rest = values_to + keys() * wide(depth());
       const std::int64_t head = job / parts, part = job % parts;
@@ -52,7 +51,7 @@ class Attention {
       pack(tensor(v_, head, false), depth(), keys(), values_to);
       for (std::int64_t block = blocks * part / parts; block < blocks * (part + 1) / parts; ++block)
         some(head, block * kBlock, std::min((block + 1) * kBlock, rows()), keys_to, values_to, rest);
-    }
+    });
     return kDone;
   }
 

@@ -53,9 +53,8 @@ class Convolution {
     const Scratch weights(g_.groups * g_.outputs * g_.terms(), sizeof(T));
     if (!scratch || !weights) return kFailed;
     pack_weights(weights.at<T>());
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t job = 0; job < images * g_.groups * panels; ++job) {
-      T* const panel = scratch.at<T>(each * omp_get_thread_num());
+    share_out(threads, images * g_.groups * panels, [&](std::int64_t job, int thread) {
+      T* const panel = scratch.at<T>(each * thread);
       T* const sums = panel + g_.terms() * tiles_.columns;
       const std::int64_t image = job / panels / g_.groups, group = job / panels % g_.groups;
       const std::int64_t first = job % panels * tiles_.columns;
@@ -64,7 +63,7 @@ class Convolution {
       multiply_panel(tiles_, g_.outputs, g_.terms(), weights.at<T>(group * g_.outputs * g_.terms()), g_.terms(), panel,
                      tiles_.columns, sums, tiles_.columns);
       store(image, group, first, count, sums);
-    }
+    });
     return kDone;
   }
 

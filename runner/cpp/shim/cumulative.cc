@@ -32,15 +32,14 @@ AOTITorchError cumulate(const char* name, Handle self, std::int64_t dim, const s
       const Lines lines(out, axis);
       const std::int64_t apart = lines.step(out.strides);
       const int threads = threads_for(static_cast<double>(out.count) * 2);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-      for (std::int64_t line = 0; line < lines.count(); ++line) {
+      share_out(threads, lines.count(), [&](std::int64_t line, int) {
         E* const x = elements<E>(out) + lines.begin(line, out.strides);
         auto total = static_cast<Total<E>>(start);
         for (std::int64_t i = 0; i < lines.size(); ++i) {
           total = step(total, cast<Total<E>>(x[i * apart]));
           x[i * apart] = cast<E>(total);
         }
-      }
+      });
       *result = made;
       done = kDone;
     }

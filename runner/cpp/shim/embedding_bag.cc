@@ -85,8 +85,7 @@ void fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Ten
       elements<std::int64_t>(list)[at] = value;
   };
   const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns));
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (std::int64_t bag = 0; bag < bags.count; ++bag) {
+  share_out(threads, bags.count, [&](std::int64_t bag, int) {
     std::int64_t size = 0, which = 0;
     for (std::int64_t column = 0; column < columns; ++column) {
       elements<E>(out)[bag * columns + column] = element<E>(bags, bag, column, &size, &which);
@@ -94,7 +93,7 @@ void fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Ten
     }
     put(sizes, bag, size);
     for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) put(of_index, i, bag);
-  }
+  });
 }
 
 }  // namespace

@@ -45,6 +45,17 @@ inline int threads_for(double steps) {
   return static_cast<int>(std::clamp(steps / kStepsOfThread, 1.0, static_cast<double>(omp_get_max_threads())));
 }
 
+// Calls work(i, thread) for each i below `count`, on so many threads; one alone needs nothing of OpenMP.
+template <class Work>
+void share_out(int threads, std::int64_t count, const Work& work) {
+  if (threads <= 1) {
+    for (std::int64_t i = 0; i < count; ++i) work(i, 0);
+    return;
+  }
+#pragma omp parallel for num_threads(threads)
+  for (std::int64_t i = 0; i < count; ++i) work(i, omp_get_thread_num());
+}
+
 // "float32" for 6.
 const char* name_of(std::int32_t dtype);
 

@@ -26,8 +26,7 @@ AOTITorchError average(const char* name, const Tensor& x, const std::int64_t* pl
     const Tensor& out = *find(made);
     const std::int64_t channels = x.sizes[lead - 1], images = x.rank == 4 ? x.sizes[0] : 1;
     const int threads = threads_for(static_cast<double>(x.count) * 4);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t plane = 0; plane < images * channels; ++plane) {
+    share_out(threads, images * channels, [&](std::int64_t plane, int) {
       const auto begin = [&](const Tensor& of) {
         return elements<E>(of) + plane % channels * of.strides[lead - 1] +
                (x.rank == 4 ? plane / channels * of.strides[0] : 0);
@@ -44,7 +43,7 @@ AOTITorchError average(const char* name, const Tensor& x, const std::int64_t* pl
           const std::int64_t count = divisor != nullptr ? *divisor : down.counted * across.counted;
           to[i * out.strides[lead] + j * out.strides[lead + 1]] = cast<E>(sum / static_cast<T>(count));
         }
-    }
+    });
     *result = made;
     done = kDone;
   });

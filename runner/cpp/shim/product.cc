@@ -42,17 +42,14 @@ class Run {
     rows_ = scratch + packed_panels() * tiles_.columns * product_.k;
     columns_ = scratch;
     const std::int64_t rows = rows_in_place_ ? 0 : product_.m, first = panels_ - packed_panels();
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for
-      for (std::int64_t i = 0; i < rows; ++i) pack_row(a_(i, 0), a_.column, product_.k, rows_ + i * row_stride());
-#pragma omp for
-      for (std::int64_t panel = first; panel < panels_; ++panel)
-        pack_panel(Strided<const E>{b_(0, panel * tiles_.columns), b_.row, b_.column}, product_.k, columns_of(panel),
-                   tiles_.columns, packed(panel));
-#pragma omp for
-      for (std::int64_t part = 0; part < panels_ * blocks_; ++part) block(part / blocks_, part % blocks_);
-    }
+    share_out(threads, rows,
+              [&](std::int64_t i, int) { pack_row(a_(i, 0), a_.column, product_.k, rows_ + i * row_stride()); });
+    share_out(threads, packed_panels(), [&](std::int64_t i, int) {
+      const std::int64_t panel = first + i;
+      pack_panel(Strided<const E>{b_(0, panel * tiles_.columns), b_.row, b_.column}, product_.k, columns_of(panel),
+                 tiles_.columns, packed(panel));
+    });
+    share_out(threads, panels_ * blocks_, [&](std::int64_t part, int) { block(part / blocks_, part % blocks_); });
   }
 
  private:
@@ -115,13 +112,10 @@ AOTITorchError Product<E>::run() const {
   const Run<E> way(*this);
   const Scratch scratch(across ? threads : 1, way.bytes());
   if (!scratch) return kFailed;
-#pragma omp parallel num_threads(threads) if (across)
-  {
-    Run<E> mine = way;
-    auto* const memory = scratch.at<Sum<E>>(omp_get_thread_num() * (way.bytes() / std::int64_t{sizeof(Sum<E>)}));
-#pragma omp for
-    for (std::int64_t i = 0; i < count; ++i) mine.one(i, memory, across ? 1 : threads);
-  }
+  const std::int64_t each = way.bytes() / std::int64_t{sizeof(Sum<E>)};
+  share_out(across ? threads : 1, count, [&](std::int64_t i, int thread) {
+    Run<E>(way).one(i, scratch.at<Sum<E>>(thread * each), across ? 1 : threads);
+  });
   return kDone;
 }
 

@@ -78,10 +78,10 @@ class Lstm {
   void multiply(std::int64_t rows, std::int64_t k, const T* a, const T* panels, T* out) const {
     const std::int64_t count = wide() / tiles_.columns;
     const int threads = threads_for(static_cast<double>(rows) * static_cast<double>(k * wide()) / 16);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t panel = 0; panel < count; ++panel)
+    share_out(threads, count, [&](std::int64_t panel, int) {
       multiply_panel(tiles_, rows, k, a, k, panels + panel * k * tiles_.columns, tiles_.columns,
                      out + panel * tiles_.columns, wide());
+    });
   }
 
   // Of one row: the gates input, forget, cell and output lie side by side.

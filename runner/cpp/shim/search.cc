@@ -48,8 +48,7 @@ AOTITorchError search(Handle sorted_handle, Handle values_handle, bool narrow, b
     const Lines lines(*values, std::max(last, 0));
     const std::int64_t count = sorted->sizes[sorted->rank - 1], step = sorted->strides[sorted->rank - 1];
     const int threads = threads_for(static_cast<double>(values->count) * 32);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t line = 0; line < lines.count(); ++line) {
+    share_out(threads, lines.count(), [&](std::int64_t line, int) {
       const E* const in = elements<E>(*sorted) + (one ? 0 : lines.begin(line, sorted->strides));
       const E* const from = elements<E>(*values) + lines.begin(line, values->strides);
       const std::int64_t to = lines.begin(line, out.strides);
@@ -60,7 +59,7 @@ AOTITorchError search(Handle sorted_handle, Handle values_handle, bool narrow, b
         else
           elements<std::int64_t>(out)[to + i] = found;
       }
-    }
+    });
     *result = made;
     done = kDone;
   });

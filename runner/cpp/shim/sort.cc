@@ -76,9 +76,8 @@ AOTITorchError arrange(const Tensor& self, std::int32_t axis, const Plan& plan, 
     if (!scratch || make_results(self, axis, plan, &made, &made_indices) != kDone) return;
     Tensor &out = *find(made), &out_indices = *find(made_indices);
     const std::int64_t step = lines.step(self.strides), out_step = lines.step(out.strides);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (std::int64_t line = 0; line < lines.count(); ++line) {
-      auto* const items = scratch.at<Item<E>>(lines.size() * omp_get_thread_num());
+    share_out(threads, lines.count(), [&](std::int64_t line, int thread) {
+      auto* const items = scratch.at<Item<E>>(lines.size() * thread);
       const E* const from = elements<E>(self) + lines.begin(line, self.strides);
       for (std::int64_t i = 0; i < lines.size(); ++i) items[i] = {from[i * step], i};
       order(items, lines.size());
@@ -87,7 +86,7 @@ AOTITorchError arrange(const Tensor& self, std::int32_t axis, const Plan& plan, 
         elements<E>(out)[to + i * out_step] = items[plan.first + i].value;
         elements<std::int64_t>(out_indices)[to + i * out_step] = items[plan.first + i].index;
       }
-    }
+    });
     if (!plan.keep_axis && self.rank > 0)
       for (Tensor* tensor : {&out, &out_indices}) {
         std::copy(tensor->sizes + axis + 1, tensor->sizes + tensor->rank, tensor->sizes + axis);
