@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from .elf import Library
+from .interface import operators
 from .manifest import Manifest, Target
 
 # The levels of the x86-64 psABI, section 3.1.1, by the names of /proc/cpuinfo; each holds those below it.
@@ -176,6 +177,12 @@ def cpu_name() -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def lacking_operators(imports: Iterable[str]) -> tuple[str, ...]:
+    """The operators among the imports that mctl's shim has not; all of them where there is no shim."""
+    shim = find_shim()
+    return operators(imports if shim is None else shim_lacks(shim, imports))
 
 
 def isa_level() -> str:

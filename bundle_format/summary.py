@@ -254,11 +254,14 @@ def _tuning_rows(tuning: Tuning) -> Rows:
 
 
 def _needs(summary: Summary, variant: VariantSummary) -> str:
+    from .host import lacking_operators
+
     if summary.standalone:
         return "needs no libtorch"
+    if lacking := lacking_operators(variant.imports):
+        return f"needs libtorch for {', '.join(with_callers(name, variant.callers.get(name, ())) for name in lacking)}"
     if variant.operators:
-        called = (with_callers(name, variant.callers.get(name, ())) for name in variant.operators)
-        return f"needs libtorch for {', '.join(called)}"
+        return "calls operators that mctl's shim has too (`compile --standalone`)"
     return "calls no operator of libtorch"
 
 

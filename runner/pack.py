@@ -12,7 +12,6 @@ from ..bundle_format import contents, host
 from ..bundle_format.archive import Archive, open_bundle
 from ..bundle_format.dependencies import oldest_glibc, read_dependencies
 from ..bundle_format.errors import HostError, PackError, UsageError
-from ..bundle_format.interface import operators
 from ..bundle_format.manifest import Manifest, Target
 from . import image, licenses, native, pack_check, pack_libraries, sbom
 from . import pack_output as output_files
@@ -174,7 +173,7 @@ class _Content:
 
 
 def _needs_libtorch(path: Path, manifest: Manifest) -> PackError:
-    called = operators(name for variant in manifest.variants for name in variant.imports)
+    called = host.lacking_operators(name for variant in manifest.variants for name in variant.imports)
     named = ", ".join(f"`{name}`" for name in called)
     what = f"it needs libtorch for {named}" if called else "it was not compiled to run without libtorch"
     hint = "compile it with `mctl compile --standalone`, or pack libtorch too with `--with-libtorch`"

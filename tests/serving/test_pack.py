@@ -228,10 +228,12 @@ def test_the_oldest_glibc_is_told(standalone: Path, tmp_path: Path) -> None:
 def test_a_bundle_that_needs_libtorch(mlp_bundle: Path, tmp_path: Path) -> None:
     with archives.open_bundle(mlp_bundle) as archive:
         (variant,) = archive.manifest.variants
-    more = msgspec.structs.replace(variant, imports=(*variant.imports, "aoti_torch_cpu_convolution"))
+    more = msgspec.structs.replace(
+        variant, imports=(*variant.imports, "aoti_torch_cpu__fft_r2c", "aoti_torch_cpu_convolution")
+    )
     done = mctl("pack", changed(mlp_bundle, tmp_path / "b.pt2", variants=(more,)), "-o", tmp_path / "dist")
     assert done.returncode == 1
-    assert "it needs libtorch for `convolution`" in done.stderr and "--with-libtorch" in done.stderr
+    assert "it needs libtorch for `_fft_r2c`;" in done.stderr and "--with-libtorch" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["b.pt2"]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mctl.aoti.symbols import Imports
 from mctl.bundle_format import archive as archives
-from mctl.bundle_format import host, tensors
+from mctl.bundle_format import host, summary, tensors
 from mctl.bundle_format.errors import CompileError, HostError
 from mctl.bundle_format.interface import operators
 from mctl.bundle_format.manifest import Manifest
@@ -243,3 +243,16 @@ class _Notes(msgspec.Struct):
 
 
 EMPTY = _Notes()
+
+
+def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the shim has not; without one, all."""
+    native.find_runner()
+    imports = ("aoti_torch_clone", "aoti_torch_cpu__fft_r2c", "aoti_torch_cpu_mm_out")
+    plain, both = SimpleNamespace(standalone=False), SimpleNamespace(imports=imports, operators=operators(imports))
+    known = SimpleNamespace(imports=imports[2:], operators=("mm_out",))
+    assert host.lacking_operators(imports) == ("_fft_r2c",)
+    assert summary._needs(plain, both) == "needs libtorch for `_fft_r2c`"  # type: ignore[arg-type]
+    assert "that mctl's shim has too" in summary._needs(plain, known)  # type: ignore[arg-type]
+    monkeypatch.setattr(host, "find_shim", lambda: None)
+    assert host.lacking_operators(imports) == ("_fft_r2c", "mm_out")
