@@ -50,11 +50,11 @@ def test_inspect(bundle: Path) -> None:
 
 def test_what_needs_libtorch_and_from_where(tmp_path: Path) -> None:
     path = tmp_path / "bundle.pt2"
-    imports = ["aoti_torch_cpu_convolution", "aoti_torch_cpu_sort_stable", "aoti_torch_empty_strided"]
-    callers = {"convolution": ["stem.0", "blocks.0", "blocks.1", "blocks.2", "head"]}
+    imports = ["aoti_torch_cpu__fft_r2c", "aoti_torch_cpu_logcumsumexp", "aoti_torch_empty_strided"]
+    callers = {"_fft_r2c": ["stem.0", "blocks.0", "blocks.1", "blocks.2", "head"]}
     path.write_bytes(described(lambda document: document["variants"][0].update(imports=imports, callers=callers)))
     said = mctl("inspect", path).stdout
-    where = "`convolution` (stem.0, blocks.0, blocks.1, blocks.2, …), `sort_stable`\n"
+    where = "`_fft_r2c` (stem.0, blocks.0, blocks.1, blocks.2, …), `logcumsumexp`\n"
     assert f"2 constants, needs libtorch for {where}" in said
     [variant] = json.loads(mctl("inspect", path, "--json").stdout)["variants"]
     assert variant["callers"] == callers

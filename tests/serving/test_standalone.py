@@ -194,15 +194,15 @@ def test_what_is_asked_of_the_process_is_checked(bundle: Path, tmp_path: Path) -
             process.time(lost)
 
 
-SORTS = """
+LOGARITHMS = """
 import torch
 
-class Order(torch.nn.Module):
+class Logarithms(torch.nn.Module):
     def forward(self, x):
-        return torch.sort(x).values
+        return torch.logcumsumexp(x, -1)
 
 def model():
-    return torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sequential(Order()))
+    return torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sequential(Logarithms()))
 
 def example_inputs():
     return (torch.randn(4, 9),)
@@ -210,12 +210,12 @@ def example_inputs():
 
 
 def test_what_is_not_standalone_says_why(tmp_path: Path, mctl_ok: Callable) -> None:  # type: ignore[type-arg]
-    (tmp_path / "model.py").write_text(SORTS)
+    (tmp_path / "model.py").write_text(LOGARITHMS)
     succeed("export", "model.py", "--dim", "batch=1:8", "-o", "program.pt2", cwd=tmp_path)
     succeed("compile", "program.pt2", "-o", "b.pt2", "--standalone=auto", "--no-parity", cwd=tmp_path)
     said = mctl_ok("inspect", tmp_path / "b.pt2").stdout
-    assert "0 constants, needs libtorch for `sort_stable` (1.0)\n" in said
-    assert "not standalone: the compiled model needs libtorch for `sort_stable` (1.0)\n" in said
+    assert "0 constants, needs libtorch for `logcumsumexp` (1.0)\n" in said
+    assert "not standalone: the compiled model needs libtorch for `logcumsumexp` (1.0)\n" in said
 
 
 @pytest.mark.parametrize("wanted", ["yes", "auto"])
@@ -249,7 +249,10 @@ def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the shim has not; without one, all."""
     native.find_runner()
     imports = ("aoti_torch_clone", "aoti_torch_cpu__fft_r2c", "aoti_torch_cpu_mm_out")
-    plain, both = SimpleNamespace(standalone=False), SimpleNamespace(imports=imports, operators=operators(imports))
+    plain, both = (
+        SimpleNamespace(standalone=False),
+        SimpleNamespace(imports=imports, operators=operators(imports), callers={}),
+    )
     known = SimpleNamespace(imports=imports[2:], operators=("mm_out",))
     assert host.lacking_operators(imports) == ("_fft_r2c",)
     assert summary._needs(plain, both) == "needs libtorch for `_fft_r2c`"  # type: ignore[arg-type]
