@@ -33,6 +33,7 @@ from .target import Machine, machine_for
 from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
 
 Progress = Callable[[str], None]
+Precision = Literal["f32", "bf16", "auto"]
 Standalone = Literal["", "yes", "auto"]  # a bundle that needs no libtorch: not asked for, an error, a note otherwise
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -48,6 +49,7 @@ class CompileOptions:
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # beside the batch dim's powers of two
     inductor: tuple[str, ...] = ()  # KEY=VALUE
     packed: bool = True  # layers by mctl's own kernels
+    precision: Precision = "f32"
     tune: plan.Level = "none"
     standalone: Standalone = ""
     timeout: float | None = None  # seconds
@@ -134,6 +136,7 @@ class Staged:
                     constants=constants,
                     imports=variant.imports.torch,
                     threads=plan.threads_of(variant.recipe),
+                    bf16=variant.recipe.bf16,
                     callers=_callers(variant),
                 )
                 for variant, constants in zip(variants, references, strict=True)
@@ -183,7 +186,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
         program.close()
         raise
     try:
-        base = builder.build(Recipe(plan.DYNAMIC, packed=options.packed, options=options.inductor), progress)
+        base = builder.build(_base_recipe(options), progress)
         manifest = msgspec.structs.replace(
             program.manifest,
             schema=BUNDLE_SCHEMA,
@@ -194,11 +197,24 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
             exporter=program.manifest.producer,
             buckets=buckets,
             members={},
+            notes=(*program.manifest.notes, *_slow_bf16(base.recipe, machine)),
         )
         return Staged(builder, base, manifest)
     except BaseException:
         builder.close()
         raise
+
+
+def _slow_bf16(recipe: Recipe, machine: Machine) -> list[str]:
+    slow = recipe.bf16 and not machine.has_bf16
+    return [f"bfloat16 on {machine.isa} without instructions for it saves memory, not time"] if slow else []
+
+
+def _base_recipe(options: CompileOptions) -> Recipe:
+    bf16 = options.precision == "bf16"
+    if bf16 and not options.packed:
+        raise UsageError("`--precision bf16` is that of mctl's own kernels", "leave `--kernels torch` out")
+    return Recipe(plan.DYNAMIC, packed=options.packed, bf16=bf16, options=options.inductor)
 
 
 class _Builder:

@@ -30,7 +30,7 @@ def _define(name: str, schema: str) -> OpOverload:
     return getattr(torch.ops.mctl, name).default
 
 
-# act(x @ weight.T + bias + residual): x [..., k] to [..., n]; `packed` is packing.pack_linear(weight)
+# act(x @ weight.T + bias + residual): x [..., k] to [..., n]; `packed` is pack_linear(weight, float32 or bfloat16)
 linear = _define("mctl_linear", "(Tensor x, Tensor packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor")
 # act(conv2d(x) + bias + residual): x [b, c, h, w] to [b, n, ...], channels last in memory
 conv2d = _define(

@@ -7,11 +7,17 @@ from torch.nn.functional import pad
 PANEL = 32  # outputs
 
 
-def pack_linear(weight: Tensor) -> Tensor:
-    """[n, k] to [ceil(n / 32), k, 32], outputs filled up with zeros."""
+def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[n, k] to [ceil(n / 32), k, 32], outputs filled up with zeros; in bfloat16 to [ceil(n / 32), ceil(k / 2), 32, 2]:
+    inputs in pairs.
+    """
+    group = 2 if dtype is torch.bfloat16 else 1
     n, k = weight.shape
-    panels = -(-n // PANEL)
-    return pad(weight, (0, 0, 0, panels * PANEL - n)).view(panels, PANEL, k).transpose(1, 2).contiguous()
+    panels, groups = -(-n // PANEL), -(-k // group)
+    filled = pad(weight.to(dtype), (0, groups * group - k, 0, panels * PANEL - n))
+    if group == 1:
+        return filled.view(panels, PANEL, k).transpose(1, 2).contiguous()
+    return filled.view(panels, PANEL, groups, group).transpose(1, 2).contiguous()
 
 
 def pack_conv2d(weight: Tensor, groups: int) -> Tensor:

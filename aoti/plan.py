@@ -89,18 +89,23 @@ def points(contract: Contract, buckets: Mapping[str, tuple[int, ...]]) -> list[d
 
 
 def candidates(
-    contract: Contract, buckets: Mapping[str, tuple[int, ...]], base: Recipe, level: Level, *, threads: int
+    contract: Contract, buckets: Mapping[str, tuple[int, ...]], base: Recipe, level: Level, *, bf16: bool, threads: int
 ) -> list[Recipe]:
-    """Recipes beside `base`, the most promising first. `threads`: the largest number that is measured."""
+    """Recipes beside `base`, the most promising first.
+
+    `bf16`: the machine has instructions for it and the user allows it. `threads`: the largest number that is measured.
+    """
     if level == "none" or contract.state:
         return []
-    other = _recipe(base, "plain", packed=False) if base.packed else _recipe(base, "packed", packed=True)
+    narrow = [_recipe(base, "bf16", packed=True, bf16=True)] if bf16 and not base.bf16 else []
+    dynamic = [*narrow, _recipe(base, "plain", packed=False) if base.packed else _recipe(base, "packed", packed=True)]
     fixed = points(contract, buckets) if all(dim.name in buckets for dim in contract.dims) else []
     ends_first = sorted(fixed, key=lambda dims: dims not in (fixed[0], fixed[-1]))
     small = [dims for dims in ends_first if dims.get(contract.batch_dim or "", 1) <= _SMALL]
-    found = [other, *(_recipe(base, "packed", dims, packed=True) for dims in ends_first)]
+    found = [*dynamic, *(_recipe(base, "packed", dims, packed=True) for dims in ends_first)]
     found += [_recipe(base, "gemm", dims, packed=False, options=_GEMM) for dims in small]
     if level == "full":
+        found += [_recipe(base, "bf16", dims, packed=True, bf16=True) for dims in ends_first if narrow]
         found += [_recipe(base, "plain", dims, packed=False) for dims in ends_first]
         found += [_recipe(base, "gemm", dims, packed=False, options=_GEMM) for dims in ends_first if dims not in small]
         found += [_recipe(base, "gemm-aten", dims, packed=False, options=_GEMM_OR_ATEN) for dims in ends_first]
@@ -123,10 +128,11 @@ def _recipe(
     dims: Mapping[str, int] | None = None,
     *,
     packed: bool,
+    bf16: bool = False,
     options: tuple[str, ...] = (),
 ) -> Recipe:
     name = "-".join([kind, *(f"{dim}{size}" for dim, size in (dims or {}).items())])
-    return Recipe(name, dict(dims or {}), packed, (*base.options, *options))
+    return Recipe(name, dict(dims or {}), packed, bf16 or (packed and base.bf16), (*base.options, *options))
 
 
 def _typical(dim: Dim) -> int:

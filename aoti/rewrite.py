@@ -59,12 +59,13 @@ class _Layer:
         return user
 
 
-def rewrite(module: fx.GraphModule, state: Collection[str]) -> int:
+def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype = torch.float32) -> int:
     """Rewrites in place; returns how many layers were. `state`: buffers that the model changes, which stay as they are.
 
     Only what is float32 on the CPU and whose weights are constants: parameters and buffers, as `get_attr` nodes.
+    `dtype`: that of the products of linear layers, float32 or bfloat16.
     """
-    rewriter = _Rewriter(module, set(state))
+    rewriter = _Rewriter(module, set(state), dtype)
     for node in list(module.graph.nodes):
         if match := _MATCHES.get(node.target):
             rewriter.count += match(rewriter, node)
@@ -75,9 +76,10 @@ def rewrite(module: fx.GraphModule, state: Collection[str]) -> int:
 
 
 class _Rewriter:
-    def __init__(self, module: fx.GraphModule, state: set[str]) -> None:
+    def __init__(self, module: fx.GraphModule, state: set[str], dtype: torch.dtype) -> None:
         self.module = module
         self.graph = module.graph
+        self.dtype = dtype
         self.count = 0
         self._state = state
         self._packed: dict[Any, str] = {}
@@ -134,7 +136,9 @@ class _Rewriter:
         if bias is not None and (not _is_float(bias, rank=1) or not _same_shape(_value(bias).shape, (n,))):
             return False
         layer = self._followed(node)
-        packed = self._store(weight, transposed, lambda: packing.pack_linear(values.t() if transposed else values))
+        packed = self._store(
+            weight, transposed, lambda: packing.pack_linear(values.t() if transposed else values, self.dtype)
+        )
         arguments = (x, packed, bias, layer.residual, n, int(layer.activation))
         self._replace(layer.nodes, ops.linear, arguments)
         return True

@@ -52,7 +52,8 @@ def compile_variant(
         from .ops import C_SHIMS
         from .rewrite import rewrite
 
-        rewrite(module, {state.name for state in contract.state})
+        dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+        rewrite(module, {state.name for state in contract.state}, dtype)
         settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
     with _watched(starting_cpp) as graphs:
         try:

@@ -28,6 +28,7 @@ class VariantSummary:
     operators: tuple[str, ...]
     callers: dict[str, tuple[str, ...]]
     threads: int
+    bf16: bool  # products of its linear layers
     own_bytes: int  # of the tensors that no other variant uses
 
 
@@ -115,6 +116,7 @@ def _variant(variant: Variant, members: dict[str, Member], own: int) -> VariantS
         operators(variant.imports),
         variant.callers,
         variant.threads,
+        variant.bf16,
         own,
     )
 
@@ -220,6 +222,7 @@ def _content_rows(summary: Summary) -> Rows:
         whole = all(variant.covers[dim.name] == (dim.min, dim.max) for dim in summary.contract.dims)
         covers = ", ".join(f"{dim} {low}..{high}" for dim, (low, high) in variant.covers.items())
         text = f"{variant.name}, {human_bytes(variant.bytes)}, {'all sizes' if whole else covers}"
+        text += ", products in bfloat16" if variant.bf16 else ""
         text += f", {variant.constants} constants"
         text += f", {human_bytes(variant.own_bytes)} of its own" if variant.own_bytes else ""
         rows.append(("variant", f"{text}, {_needs(summary, variant)}"))

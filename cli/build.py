@@ -29,7 +29,7 @@ def build(**options: Any) -> None:
     """
     tolerances = parse_tolerances(options["tolerance"])
     request, settings = _export_request(options), _compile_options(options)
-    tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "max_packed_mb")))
+    tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "precision", "max_packed_mb")))
     from ..parity.gate import build as build_checked
 
     with verdict.told(options) as progress:
@@ -69,6 +69,7 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         buckets=parse_buckets(options["bucket"]),
         inductor=tuple(options["inductor"]),
         packed=options["kernels"] == "mctl",
+        precision=options["precision"],
         tune=options["tune"],
         standalone=options["standalone"] or "",
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = Path("program.pt2")
 Kernels = Literal["mctl", "torch"]
+Precision = Literal["f32", "bf16", "auto"]
 Tune = Literal["none", "fast", "full"]
 Standalone = Literal["yes", "auto"]
 
@@ -55,6 +56,10 @@ def compile(
         float | None, typer.Option(min=0, metavar="SECONDS", help="For that [fast: 180, full: 3600]; Ctrl-C ends it.")
     ] = None,
     threads: Annotated[str, typer.Option(metavar="N,N,…", help="OpenMP threads to tune for [1 and all cores].")] = "",
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Of products in mctl's kernels; auto: bf16 where tuning finds it faster and right."),
+    ] = "f32",
     max_packed_mb: Annotated[
         int, typer.Option(min=0, metavar="MIB", help="Weights that only tuned variants use, together.")
     ] = 1024,
@@ -78,12 +83,13 @@ def compile(
         buckets=parse_buckets(bucket),
         inductor=tuple(inductor),
         packed=kernels == "mctl",
+        precision=precision,
         tune=tune,
         standalone=standalone or "",
         timeout=timeout,
         work_dir=work_dir,
     )
-    tuning = tune_options(tune, tune_budget, threads, max_packed_mb)
+    tuning = tune_options(tune, tune_budget, threads, precision, max_packed_mb)
     tolerances = parse_tolerances(tolerance)
     with verdict.told({"json": json}) as progress:
         made = compile_checked(
@@ -92,12 +98,16 @@ def compile(
     verdict.tell_made(made, {"json": json})
 
 
-def tune_options(tune: Tune, budget: float | None, threads: str, max_packed_mb: int) -> "TuneOptions":
+def tune_options(
+    tune: Tune, budget: float | None, threads: str, precision: Precision, max_packed_mb: int
+) -> "TuneOptions":
     """What the options of tuning say. UsageError for those that mean nothing without it."""
     from ..parity.tune import TuneOptions
 
     for flag, given in (("--tune-budget", budget is not None), ("--threads", bool(threads))):
         if tune == "none" and given:
             raise UsageError(f"`{flag}` is for tuning", "add `--tune fast`")
+    if tune == "none" and precision == "auto":
+        raise UsageError("`--precision auto` is chosen by measuring", "add `--tune fast`, or use `bf16` or `f32`")
     numbers = parse_threads(threads) if threads else ()
-    return TuneOptions(tune, budget, numbers, max_packed_mb)
+    return TuneOptions(tune, budget, numbers, precision == "auto", max_packed_mb)

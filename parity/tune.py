@@ -38,6 +38,7 @@ class TuneOptions:
     level: plan.Level = "none"
     seconds: float | None = None
     threads: tuple[int, ...] = ()
+    bf16: bool = False
     max_packed_mb: int = MAX_PACKED_MB
 
     @property
@@ -53,6 +54,10 @@ class TuneOptions:
 Judge = Callable[[Sequence[Built]], str]  # of variants, the first of which is judged: why it is wrong, or ""
 
 
+class _InexactError(Exception):
+    """A variant in bfloat16 is not the eager model: nor are the others."""
+
+
 def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress) -> None:
     """Adds to `staged` the variants that are worth it, and what was measured; the notes say what was dropped and why.
 
@@ -65,11 +70,14 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         manifest.buckets,
         staged.base.recipe,
         options.level,
+        bf16=options.bf16 and staged.machine.has_bf16,
         threads=max(threads),
     )
     if not recipes:
         _note(staged, "not tuned: a model with state keeps its one variant")
         return
+    if options.bf16 and not staged.machine.has_bf16:
+        _note(staged, f"no variant is in bfloat16: {staged.machine.isa} has no instructions for it")
     bench = _Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [staged.base])
     points = bench.points(plan.points(manifest.contract, manifest.buckets))
@@ -80,7 +88,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
     try:
         with bench.watches() as watches:
             selection.begin(watches, lambda text: progress(f"tuning: the noise, {text}"))
-        _try_all(staged, recipes, bench, selection, kept, budget, progress)
+        _try_all(staged, recipes, bench, selection, kept, budget, judge, progress)
     except KeyboardInterrupt:
         if not selection.begun:
             raise  # nothing is known yet
@@ -109,9 +117,13 @@ def _try_all(
     selection: Selection,
     kept: dict[str, Built],
     budget: Budget,
+    judge: Judge,
     progress: Progress,
 ) -> None:
+    exact_enough = True  # bfloat16 for this model
     for at, recipe in enumerate(recipes):
+        if recipe.bf16 and not exact_enough:
+            continue
         if not budget.allows():
             _note(staged, f"tuned within its budget: {len(recipes) - at} of {len(recipes)} candidates were not tried")
             return
@@ -121,6 +133,8 @@ def _try_all(
             built = staged.build(recipe, lambda text: progress(f"{title}: {text}"))
             if lacking := _lacking(staged, built):
                 raise CompileError(f"it is not standalone: `{lacking[0]}`")
+            if recipe.bf16 and (fault := judge([built, staged.base])):  # else it would first displace what is right
+                raise _InexactError(fault)
             bench.stage(staged, [*kept.values(), built])
             with bench.watches() as watches:
                 won = selection.consider(bench.variant(built.name), watches, lambda text: progress(f"{title}: {text}"))
@@ -133,6 +147,9 @@ def _try_all(
             budget.timed(attempt)
         except (MctlError, DuelError) as error:
             _note(staged, f"variant `{recipe.name}` was left out: {error}")
+        except _InexactError as error:
+            exact_enough = False
+            _note(staged, f"no more variants in bfloat16: {error}; `--tolerance OUTPUT=RTOL,ATOL` allows more")
 
 
 def _lacking(staged: Staged, built: Built) -> list[str]:
@@ -162,7 +179,7 @@ def _header(staged: Staged) -> dict[str, tensors.TensorEntry]:
 
 def _drop_wrong(staged: Staged, selection: Selection, kept: dict[str, Built], judge: Judge, progress: Progress) -> None:
     """Variants that do not give what eager gives go. Those that take their places were measured and are judged too."""
-    right = {staged.base.name}
+    right = {staged.base.name, *(name for name, built in kept.items() if built.recipe.bf16)}  # judged before
     while wrong := next((name for name in kept if name not in right), None):
         progress(f"parity of variant `{wrong}`")
         fault = judge([kept[wrong], staged.base])

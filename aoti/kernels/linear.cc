@@ -1,4 +1,6 @@
 // mctl::mctl_linear(x [..., k], packed, bias [n]?, residual [..., n]?, n, act) -> [..., n]
+//
+// Weights packed in bfloat16 make products of bfloat16, x being rounded to it; all else is float32.
 #include "linear.h"
 
 #include <vector>
@@ -52,9 +54,15 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
   return guarded([&] {
     const View x(input), packed(weight);
     x.require_float(x.rank);
-    packed.require_float(3);
-    require(x.rank >= 1 && x.sizes[x.rank - 1] == packed.sizes[1] && packed.sizes[0] == (n + kPanel - 1) / kPanel);
-    const std::int64_t k = packed.sizes[1];
+    require(x.rank >= 1);
+    const std::int64_t k = x.sizes[x.rank - 1];
+    const bool narrow = packed.dtype == aoti_torch_dtype_bfloat16();
+    const std::int64_t wanted[] = {(n + kPanel - 1) / kPanel, narrow ? elements<Pair>(k) : k, kPanel, 2};
+    if (narrow)
+      require(packed.rank == 4);
+    else
+      packed.require_float(3);
+    require(std::equal(wanted, wanted + packed.rank, packed.sizes));
     std::vector<std::int64_t> sizes(x.sizes, x.sizes + x.rank), strides(sizes.size());
     sizes.back() = n;
     std::int64_t rows = 1, step = n;
@@ -75,6 +83,12 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
       finish.residual_stride = added.stride;
     }
     const View y = empty(x.rank, sizes.data(), strides.data(), out);
-    if (rows > 0) linear(rows, k, rows_of<2>(x, rows, k), {packed.data, n, k * kPanel}, finish, {y.data, n});
+    if (rows == 0) return;
+    const Rows<const float> from = rows_of<2>(x, rows, k);
+    if (narrow)
+      linear<Pair>(rows, k, from, {reinterpret_cast<const Pair*>(packed.data), n, elements<Pair>(k) * kPanel}, finish,
+                   {y.data, n});
+    else
+      linear<float>(rows, k, from, {packed.data, n, k * kPanel}, finish, {y.data, n});
   });
 }

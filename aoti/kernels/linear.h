@@ -5,25 +5,26 @@
 
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "product.h"
 
 namespace mctl {
 
 // Memory of the calling thread that is kept from call to call; throws std::bad_alloc.
-template <int Use>
-inline float* scratch(std::int64_t floats) {
+template <int Use, class Element = float>
+inline Element* scratch(std::int64_t count) {
   constexpr std::align_val_t alignment{64};
   struct Free {
-    void operator()(float* at) const { ::operator delete(at, alignment); }
+    void operator()(Element* at) const { ::operator delete(at, alignment); }
   };
-  thread_local std::unique_ptr<float, Free> memory;
+  thread_local std::unique_ptr<Element, Free> memory;
   thread_local std::int64_t size = 0;
-  if (floats > size) {
+  if (count > size) {
     memory.reset();
     size = 0;
-    memory.reset(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), alignment)));
-    size = floats;
+    memory.reset(static_cast<Element*>(::operator new(static_cast<std::size_t>(count) * sizeof(Element), alignment)));
+    size = count;
   }
   return memory.get();
 }
@@ -57,32 +58,61 @@ struct Share {
   std::int64_t begin, end;
 };
 
+// Elements that hold `k` numbers.
+template <class Element>
+inline std::int64_t elements(std::int64_t k) {
+  return std::is_same_v<Element, Pair> ? (k + 1) / 2 : k;
+}
+
+// Rows of `k` floats as the product takes them.
+template <class Element>
+Rows<const Element> factors(std::int64_t rows, std::int64_t k, Rows<const float> from);
+
+// As they lie, or, where they would all fall into the same lines of the cache, a copy.
+template <>
+inline Rows<const float> factors(std::int64_t rows, std::int64_t k, Rows<const float> from) {
+  if (from.stride % 1024 != 0 || k < 1024) return from;
+  const Rows<float> copy{scratch<0>(rows * (k + kLanes)), k + kLanes};
+  for (std::int64_t row = 0; row < rows; ++row)
+    std::memcpy(copy[row], from[row], static_cast<std::size_t>(k) * sizeof(float));
+  return {copy.data, copy.stride};
+}
+
+// Rounded to bfloat16.
+template <>
+inline Rows<const Pair> factors(std::int64_t rows, std::int64_t k, Rows<const float> from) {
+  const std::int64_t stride = ((elements<Pair>(k) + kLanes - 1) / kLanes | 1) * kLanes;  // odd: rows do not collide
+  const Rows<Pair> to{scratch<0, Pair>(rows * stride), stride};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const float* const x = from[row];
+    Pair* const pairs = to[row];
+    for (std::int64_t i = 0; i < k / 2; ++i) pairs[i] = rounded(x[2 * i]) | rounded(x[2 * i + 1]) << 16;
+    if (k % 2 != 0) pairs[k / 2] = rounded(x[k - 1]);
+  }
+  return {to.data, to.stride};
+}
+
 // One thread's part: rows [begin, end) in chunks that stay in the second-level cache, while the panels go by.
-inline void multiply_rows(Share rows, std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t first,
-                          std::int64_t last, const Finish& finish, Rows<float> out) {
-  constexpr std::int64_t kCached = 1 << 16;                // floats
-  const bool collide = a.stride % 1024 == 0 && k >= 1024;  // rows that all fall into the same lines of the cache
+template <class Element>
+void multiply_rows(Share rows, std::int64_t k, Rows<const float> a, const Packed<Element>& b, std::int64_t first,
+                   std::int64_t last, const Finish& finish, Rows<float> out) {
+  constexpr std::int64_t kCached = 1 << 16;  // floats
   const std::int64_t most = std::max<std::int64_t>(kCached / std::max<std::int64_t>(k, 1), kBlockRows);
   const std::int64_t count = rows.end - rows.begin;
   const std::int64_t chunks = (count + most - 1) / most;
   for (int i = 0; i < chunks; ++i) {
     const Share chunk(count, i, static_cast<int>(chunks));
     const std::int64_t begin = rows.begin + chunk.begin, size = chunk.end - chunk.begin;
-    Rows<const float> from{a[begin], a.stride};
-    if (collide) {
-      const Rows<float> copy{scratch<0>(size * (k + kLanes)), k + kLanes};
-      for (std::int64_t row = 0; row < size; ++row)
-        std::memcpy(copy[row], from[row], static_cast<std::size_t>(k) * sizeof(float));
-      from = {copy.data, copy.stride};
-    }
+    const Rows<const Element> from = factors<Element>(size, k, {a[begin], a.stride});
     Finish mine = finish;
     if (finish.residual != nullptr) mine.residual = finish.residual + begin * finish.residual_stride;
-    multiply(size, k, from, b, first, last, mine, {out[begin], out.stride});
+    multiply(size, elements<Element>(k), from, b, first, last, mine, {out[begin], out.stride});
   }
 }
 
-inline void linear(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed& b, const Finish& finish,
-                   Rows<float> out) {
+template <class Element>
+void linear(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed<Element>& b, const Finish& finish,
+            Rows<float> out) {
   const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
   const int threads = threads_for(rows * k * b.columns);
   const bool by_rows = rows >= 48 * threads || panels < threads;

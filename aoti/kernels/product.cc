@@ -4,22 +4,22 @@
 namespace mctl {
 namespace {
 
-template <int MR, int NV>
-void block(std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t column, std::int64_t row,
+template <int MR, int NV, class Element>
+void block(std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column, std::int64_t row,
            const Finish& finish, Rows<float> out) {
-  const float* weights[NV];
+  const Element* weights[NV];
   for (int j = 0; j < NV; ++j) {
     const std::int64_t at = column + j * kLanes;
     weights[j] = b.data + at / kPanel * b.panel + at % kPanel;
   }
   Floats sums[MR][NV] = {};
-  const float* const rows = a[row];
+  const Element* const rows = a[row];
   for (std::int64_t l = 0; l < k; ++l) {
-    Floats w[NV];
+    decltype(load(weights[0])) w[NV];
     for (int j = 0; j < NV; ++j) w[j] = load(weights[j] + l * b.step);
     for (int i = 0; i < MR; ++i) {
-      const Floats x = all(rows[i * a.stride + l]);
-      for (int j = 0; j < NV; ++j) sums[i][j] += x * w[j];
+      const auto x = all(rows[i * a.stride + l]);
+      for (int j = 0; j < NV; ++j) sums[i][j] = plus_product(sums[i][j], x, w[j]);
     }
   }
   for (int j = 0; j < NV; ++j) {
@@ -39,14 +39,14 @@ void block(std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t co
 template <int NV>
 inline constexpr int kRows = std::clamp((kRegisters - NV - 1) / NV, 1, 12);
 
-template <int NV, int MR = kRows<NV>>
-void rows_of(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t column,
+template <int NV, class Element, int MR = kRows<NV>>
+void rows_of(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
              std::int64_t row, const Finish& finish, Rows<float> out) {
   if constexpr (MR > 0) {
     if (rows == MR)
       block<MR, NV>(k, a, b, column, row, finish, out);
     else
-      rows_of<NV, MR - 1>(rows, k, a, b, column, row, finish, out);
+      rows_of<NV, Element, MR - 1>(rows, k, a, b, column, row, finish, out);
   }
 }
 
@@ -58,9 +58,9 @@ void activate(std::int64_t count, Activation activation, float* y) {
 }
 
 // Columns [begin, end) of all rows, in blocks of NV vectors and of about equal numbers of rows.
-template <int NV>
-std::int64_t columns_of(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t begin,
-                        std::int64_t end, const Finish& finish, Rows<float> out) {
+template <int NV, class Element>
+std::int64_t columns_of(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b,
+                        std::int64_t begin, std::int64_t end, const Finish& finish, Rows<float> out) {
   const std::int64_t blocks = (rows + kRows<NV> - 1) / kRows<NV>;
   for (; begin + (NV > 2 ? NV * kLanes : 1) <= end; begin += NV * kLanes)
     for (std::int64_t i = 0, row = 0; i < blocks; ++i) {
@@ -74,16 +74,27 @@ std::int64_t columns_of(std::int64_t rows, std::int64_t k, Rows<const float> a, 
   return begin;
 }
 
+// Few rows take more columns at once, so that there are enough sums for the adders to be busy.
+template <class Element>
+void columns(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t begin,
+             std::int64_t end, const Finish& finish, Rows<float> out) {
+  if (rows <= kRows<8>) begin = columns_of<8>(rows, k, a, b, begin, end, finish, out);
+  if (rows <= kRows<4>) begin = columns_of<4>(rows, k, a, b, begin, end, finish, out);
+  columns_of<2>(rows, k, a, b, begin, end, finish, out);
+}
+
 }  // namespace
 
 const std::int64_t kBlockRows = kRows<2>;
 
-// Few rows take more columns at once, so that there are enough sums for the adders to be busy.
-void multiply(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed& b, std::int64_t begin,
+void multiply(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed<float>& b, std::int64_t begin,
               std::int64_t end, const Finish& finish, Rows<float> out) {
-  if (rows <= kRows<8>) begin = columns_of<8>(rows, k, a, b, begin, end, finish, out);
-  if (rows <= kRows<4>) begin = columns_of<4>(rows, k, a, b, begin, end, finish, out);
-  columns_of<2>(rows, k, a, b, begin, end, finish, out);
+  columns(rows, k, a, b, begin, end, finish, out);
+}
+
+void multiply(std::int64_t rows, std::int64_t k, Rows<const Pair> a, const Packed<Pair>& b, std::int64_t begin,
+              std::int64_t end, const Finish& finish, Rows<float> out) {
+  columns(rows, k, a, b, begin, end, finish, out);
 }
 
 }  // namespace mctl

@@ -1,6 +1,11 @@
 // Vectors of floats as wide as the target's registers, by the vector extensions of g++ and clang.
 #pragma once
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -32,6 +37,37 @@ inline Floats load(const float* at) {
 inline void store(float* at, Floats v) { std::memcpy(at, &v, sizeof v); }
 
 inline Floats all(float x) { return x - Floats{}; }
+
+// Two bfloat16 numbers, the first in the low half: as many of them in a vector as there are floats.
+using Pair = std::uint32_t;
+
+inline Ints load(const Pair* at) {
+  Ints v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+
+inline Ints all(Pair x) { return static_cast<std::int32_t>(x) - Ints{}; }
+
+// sum + x * y, lane by lane; of pairs, the two products, summed in float32. The instruction for pairs takes denormals
+// for 0, and makes 0 of denormal sums.
+inline Floats plus_product(Floats sum, Floats x, Floats y) { return sum + x * y; }
+
+inline Floats plus_product(Floats sum, Ints x, Ints y) {
+#ifdef __AVX512BF16__
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#else
+  constexpr std::int32_t second = -(1 << 16);
+  sum += (Floats)(x & second) * (Floats)(y & second);
+  return sum + (Floats)(x << 16) * (Floats)(y << 16);
+#endif
+}
+
+// To the nearest bfloat16, of two the even one; as torch does it.
+inline Pair rounded(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
 
 // The first `count` lanes; the others are 0.
 inline Floats load(const float* at, int count) {

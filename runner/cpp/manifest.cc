@@ -97,6 +97,7 @@ Variant read_variant(const json::value& value, const std::string& where, std::st
   const std::int64_t threads = fields.integer("threads", 0);
   if (threads < 0 || threads > kMaxThreads) fields.fail("threads", "is no number in 0.." + std::to_string(kMaxThreads));
   variant.threads = static_cast<int>(threads);
+  variant.bf16 = fields.boolean("bf16", false);
   fields.each_key("callers", false,
                   [&](const auto&, const json::value& item, const std::string& at) { texts_of(item, at, fault); });
   fields.finish();

@@ -36,6 +36,7 @@ struct Variant {
   std::map<std::string, ConstantRef, std::less<>> constants;
   std::vector<std::string> imports;
   int threads = 0;
+  bool bf16 = false;
 };
 
 struct Tolerance {

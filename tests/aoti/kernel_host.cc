@@ -37,6 +37,7 @@ std::int32_t aoti_torch_get_sizes(Tensor t, std::int64_t** out) { return *out = 
 std::int32_t aoti_torch_get_strides(Tensor t, std::int64_t** out) { return *out = t->strides.data(), 0; }
 std::int32_t aoti_torch_get_dtype(Tensor t, std::int32_t* out) { return *out = t->dtype, 0; }
 std::int32_t aoti_torch_dtype_float32() { return 6; }
+std::int32_t aoti_torch_dtype_bfloat16() { return 15; }
 std::int32_t aoti_torch_dtype_bool() { return 11; }
 std::int32_t aoti_torch_device_type_cpu() { return 0; }
 

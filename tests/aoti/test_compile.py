@@ -220,6 +220,8 @@ def test_no_compiler_is_said_at_once(mlp_program: Path, work: Path, run_mctl: Ru
         (["--inductor", "cpp.simdlen=256"], ["cpp.simdlen", "--target"]),
         (["--name", "a/b"], ["a/b"]),
         (["--timeout", "0"], ["--timeout 0", "no time"]),
+        (["--precision", "auto"], ["--precision auto", "--tune fast"]),
+        (["--precision", "bf16", "--kernels", "torch"], ["--precision bf16", "--kernels torch"]),
     ],
 )
 def test_options_that_make_no_sense(

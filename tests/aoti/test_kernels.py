@@ -29,7 +29,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,
     Activation.SIGMOID: torch.sigmoid,
 }
-DTYPES = {torch.float32: 6, torch.bool: 11}
+DTYPES = {torch.float32: 6, torch.bool: 11, torch.bfloat16: 15}
+WEIGHTS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 Handle = ctypes.c_void_p
 
 
@@ -46,9 +47,16 @@ class Kernels:
         self.library.host_fence_holds.restype = ctypes.c_bool
 
     def linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, act: int = 0
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        *,
+        act: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        packed = packing.pack_linear(weight)
+        packed = packing.pack_linear(weight, dtype)
         return self._call(
             "linear", [x, packed], [bias, residual], [ctypes.c_int64(weight.shape[0]), ctypes.c_int64(act)]
         )
@@ -157,12 +165,37 @@ def test_linear(kernels: Kernels, m: int, k: int, n: int) -> None:
     close(kernels.linear(x, weight, bias, residual), product + bias + residual, k)
 
 
-def test_a_row_does_not_depend_on_the_others(kernels: Kernels) -> None:
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_linear_in_bfloat16(kernels: Kernels, m: int, k: int, n: int) -> None:
+    """Products of bfloat16 numbers are exact in float32: what is left is the rounding of k + 2 sums."""
+    x, weight, bias, residual = torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)
+    narrow_x, narrow_weight = x.bfloat16().double(), weight.bfloat16().double()
+    wanted = narrow_x @ narrow_weight.t() + bias + residual
+    most = narrow_x.abs() @ narrow_weight.abs().t() + bias.abs() + residual.abs()
+    got = kernels.linear(x, weight, bias, residual, dtype=torch.bfloat16)
+    assert ((got - wanted).abs() <= (k + 2) * 2**-24 * most).all()
+
+
+def test_numbers_become_bfloat16_as_torchs_do(kernels: Kernels) -> None:
+    """Ones as weights: what comes out is the input, rounded. Instructions for bfloat16 may take denormals for 0."""
+    halves = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).float()  # all that there are
+    bits = halves.view(torch.int32)
+    x = torch.cat([(bits + low).view(torch.float32) for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    for k in (1, 3):
+        got = kernels.linear(F.pad(x.reshape(-1, 1), (k - 1, 0)), torch.ones(1, k), dtype=torch.bfloat16).flatten()
+        wanted = x.bfloat16().float()
+        small = x.abs() < 2**-126
+        assert (got[small] - wanted[small]).abs().max() < 2**-126
+        torch.testing.assert_close(got[~small], wanted[~small], rtol=0, atol=0, equal_nan=True)
+
+
+@WEIGHTS
+def test_a_row_does_not_depend_on_the_others(kernels: Kernels, dtype: torch.dtype) -> None:
     """To the bit: a request's answer is the same whatever it is batched with, and on however many threads."""
     x, weight, bias = torch.randn(200, 384), torch.randn(100, 384), torch.randn(100)
-    whole = kernels.linear(x, weight, bias, act=Activation.GELU)
+    whole = kernels.linear(x, weight, bias, act=Activation.GELU, dtype=dtype)
     for rows in (1, 2, 5, 8, 12, 13, 64):
-        assert torch.equal(kernels.linear(x[:rows], weight, bias, act=Activation.GELU), whole[:rows])
+        assert torch.equal(kernels.linear(x[:rows], weight, bias, act=Activation.GELU, dtype=dtype), whole[:rows])
 
 
 @pytest.mark.parametrize("act", list(Activation), ids=lambda act: act.name.lower())
@@ -204,11 +237,12 @@ def test_tanh_of_small_numbers(kernels: Kernels) -> None:
     ],
     ids=lambda x: f"{tuple(x.shape)}-{x.stride()}",
 )
-def test_linear_takes_any_strides(kernels: Kernels, x: Tensor) -> None:
+@WEIGHTS
+def test_linear_takes_any_strides(kernels: Kernels, x: Tensor, dtype: torch.dtype) -> None:
     weight = torch.randn(10, 7)
     residual = torch.randn(10, *x.shape[:-1]).movedim(0, -1)
-    got = kernels.linear(x, weight, None, residual)
-    close(got, F.linear(x.double(), weight.double()) + residual, 7)
+    got = kernels.linear(x, weight, None, residual, dtype=dtype)
+    close(got, F.linear(x.to(dtype).double(), weight.to(dtype).double()) + residual, 7)
     assert got.is_contiguous()
 
 
@@ -307,10 +341,14 @@ def test_what_torch_gives_for_a_row_that_looks_at_nothing() -> None:
     assert torch.equal(made, torch.zeros(1, 1, 4, 8))
 
 
-def test_a_nan_stays_where_it_is(kernels: Kernels) -> None:
-    x, weight = torch.randn(20, 40), torch.randn(50, 40)
+@WEIGHTS
+def test_a_nan_stays_where_it_is(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(20, 41), torch.randn(50, 41)
     x[7, 3] = float("nan")
-    assert kernels.linear(x, weight).isnan().any(1).nonzero().flatten().tolist() == [7]
+    x[8, 40] = float("inf")
+    got = kernels.linear(x, weight, dtype=dtype)
+    assert got.isnan().any(1).nonzero().flatten().tolist() == [7]
+    assert got.isinf().all(1).nonzero().flatten().tolist() == [8]
     q = torch.randn(1, 1, 60, 8)
     q[0, 0, 50, 0] = float("nan")
     assert kernels.attention(q, torch.randn(1, 1, 40, 8), torch.randn(1, 1, 40, 8)).isnan().any(3).sum() == 1
@@ -321,6 +359,8 @@ def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
     for call in (
         lambda: kernels.linear(x.double(), weight),
         lambda: kernels.linear(torch.randn(3, 9), weight),
+        lambda: kernels.linear(torch.randn(3, 9), weight, dtype=torch.bfloat16),
+        lambda: kernels.linear(x, weight, dtype=torch.float64),
         lambda: kernels.linear(x, weight, torch.randn(5)),
         lambda: kernels.linear(x, weight, None, torch.randn(2, 4)),
         lambda: kernels.conv2d(torch.randn(1, 2, 4, 4), torch.randn(3, 2, 5, 5)),

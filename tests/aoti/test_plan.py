@@ -82,9 +82,9 @@ def test_a_bucket_that_is_no_multiple() -> None:
 BASE = Recipe(DYNAMIC, packed=True)
 
 
-def names(level: str, base: Recipe = BASE, *, seq: tuple[int, ...] = (16, 96)) -> list[str]:
+def names(level: str, base: Recipe = BASE, *, bf16: bool = False, seq: tuple[int, ...] = (16, 96)) -> list[str]:
     buckets = {"batch": (1, 64), "seq": seq} if seq else {"batch": (1, 64)}
-    found = candidates(contract(pad=0), buckets, base, level, threads=2)  # type: ignore[arg-type]
+    found = candidates(contract(pad=0), buckets, base, level, bf16=bf16, threads=2)  # type: ignore[arg-type]
     assert len({recipe.name for recipe in found}) == len(found)
     return [recipe.name for recipe in found]
 
@@ -93,11 +93,11 @@ def test_the_most_promising_come_first_and_the_ends_before_what_is_between() -> 
     static = ["batch1-seq16", "batch64-seq96", "batch1-seq96", "batch64-seq16"]
     small = ["batch1-seq16", "batch1-seq96"]
     assert names("fast") == ["plain", *(f"packed-{at}" for at in static), *(f"gemm-{at}" for at in small)]
-    full = names("full")
-    assert full[0] == "plain"
+    full = names("full", bf16=True)
+    assert full[:2] == ["bf16", "plain"]
     assert {
-        f"{kind}-{at}" for kind in ("packed", "plain", "gemm", "gemm-aten", "packed-threads2") for at in static
-    } == {*full[1:]}
+        f"{kind}-{at}" for kind in ("packed", "plain", "gemm", "gemm-aten", "bf16", "packed-threads2") for at in static
+    } == {*full[2:]}
     assert names("none") == []
 
 
@@ -111,7 +111,7 @@ def test_static_variants_are_for_sizes_that_are_all_padded_to() -> None:
 
 def test_the_users_settings_are_those_of_every_candidate() -> None:
     base = Recipe(DYNAMIC, packed=True, options=("epilogue_fusion=false",))
-    found = candidates(contract(pad=0), {"batch": (1, 64), "seq": (96,)}, base, "full", threads=4)
+    found = candidates(contract(pad=0), {"batch": (1, 64), "seq": (96,)}, base, "full", bf16=False, threads=4)
     assert all(recipe.options[0] == "epilogue_fusion=false" for recipe in found)
     assert {threads_of(recipe) for recipe in found} == {0, 4}
     assert {recipe.packed for recipe in found if threads_of(recipe) == 4} == {True}
@@ -122,7 +122,7 @@ def test_a_model_with_state_keeps_its_one_variant() -> None:
     stateful = Contract(
         dims=plain.dims, inputs=plain.inputs, outputs=plain.outputs, state=(State(name="n", dtype="int64", shape=()),)
     )
-    assert candidates(stateful, {}, BASE, "full", threads=1) == []
+    assert candidates(stateful, {}, BASE, "full", bf16=True, threads=1) == []
 
 
 def test_points_are_all_buckets_or_fewer_and_the_largest_always() -> None:

@@ -7,6 +7,7 @@
 struct AtenTensorOpaque {
   void* data;
   std::vector<std::int64_t> sizes, strides;
+  std::int32_t dtype = 6;
 };
 
 namespace {
@@ -43,8 +44,9 @@ std::int32_t aoti_torch_get_dim(Tensor t, std::int64_t* out) {
 }
 std::int32_t aoti_torch_get_sizes(Tensor t, std::int64_t** out) { return *out = t->sizes.data(), 0; }
 std::int32_t aoti_torch_get_strides(Tensor t, std::int64_t** out) { return *out = t->strides.data(), 0; }
-std::int32_t aoti_torch_get_dtype(Tensor, std::int32_t* out) { return *out = 6, 0; }
+std::int32_t aoti_torch_get_dtype(Tensor t, std::int32_t* out) { return *out = t->dtype, 0; }
 std::int32_t aoti_torch_dtype_float32() { return 6; }
+std::int32_t aoti_torch_dtype_bfloat16() { return 15; }
 std::int32_t aoti_torch_dtype_bool() { return 11; }
 std::int32_t aoti_torch_device_type_cpu() { return 0; }
 
@@ -62,8 +64,9 @@ std::int32_t aoti_torch_empty_strided(std::int64_t rank, const std::int64_t* siz
 std::int32_t aoti_torch_cpu_mctl_linear(Tensor, Tensor, Tensor*, Tensor*, std::int64_t, std::int64_t, Tensor*);
 std::int32_t aoti_torch_cpu_mctl_attention(Tensor, Tensor, Tensor, Tensor*, double, std::int32_t, Tensor*);
 
-Tensor bench_tensor(void* data, std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides) {
-  return new AtenTensorOpaque{data, {sizes, sizes + rank}, {strides, strides + rank}};
+Tensor bench_tensor(void* data, std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
+                    std::int32_t dtype) {
+  return new AtenTensorOpaque{data, {sizes, sizes + rank}, {strides, strides + rank}, dtype};
 }
 
 // Seconds a call; -1 if the kernel refuses.

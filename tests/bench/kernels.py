@@ -1,14 +1,15 @@
-"""mctl's kernels beside torch's, on one thread: the least of many turns that follow one another.
+"""mctl's kernels beside torch's: the least of many turns that follow one another. "bf16" is mctl's in bfloat16.
 
-python tests/bench/kernels.py [rounds]
+python tests/bench/kernels.py [--rounds N] [--threads N] [--only WORD]
 """
 
+import argparse
 import ctypes
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,8 +21,9 @@ from mctl.aoti.workspace import find_compiler
 
 TURN = 2e-3  # seconds
 MLP = [(m, k, n) for m in (1, 8, 32, 64) for k, n in ((128, 256), (256, 256), (256, 10))]
-MINILM = [(m, k, n) for m in (1, 8, 32, 77, 256, 1024) for k, n in ((384, 384), (384, 1536), (1536, 384))]
-ATTENTION = [(b, 12, length, 32) for b, length in ((1, 32), (1, 128), (1, 512), (8, 128), (32, 32))]
+MINILM = [(m, k, n) for m in (1, 8, 32, 77, 256, 2048) for k, n in ((384, 384), (384, 1536), (1536, 384))]
+ATTENTION = [(b, 12, length, 32) for b, length in ((1, 32), (1, 128), (1, 512), (8, 128), (8, 256), (32, 32))]
+ATTENTION += [(b, 12, length, 64) for b, length in ((1, 32), (1, 128), (8, 128), (8, 256), (32, 32))]
 
 Seconds = Callable[[int], float]  # a call's, of so many
 
@@ -43,7 +45,8 @@ def handle(library: ctypes.CDLL, tensor: Tensor) -> ctypes.c_void_p:
     rank = tensor.dim()
     sizes, strides = (ctypes.c_int64 * rank)(*tensor.shape), (ctypes.c_int64 * rank)(*tensor.stride())
     data = ctypes.c_void_p(tensor.data_ptr())
-    return ctypes.c_void_p(library.bench_tensor(data, ctypes.c_int64(rank), sizes, strides))
+    dtype = ctypes.c_int32(15 if tensor.dtype is torch.bfloat16 else 6)
+    return ctypes.c_void_p(library.bench_tensor(data, ctypes.c_int64(rank), sizes, strides, dtype))
 
 
 def of_python(call: Callable[[], object]) -> Seconds:
@@ -65,13 +68,14 @@ def least(ways: list[Seconds], rounds: int) -> list[float]:
 
 def linear(library: ctypes.CDLL, m: int, k: int, n: int, rounds: int) -> list[float]:
     x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
-    packed = packing.pack_linear(weight)
-    arguments = [handle(library, tensor) for tensor in (x, packed, bias)]
     numbers = [ctypes.c_int64(n), ctypes.c_int64(0)]
-    return least(
-        [lambda calls: library.bench_linear(calls, *arguments, *numbers), of_python(lambda: F.linear(x, weight, bias))],
-        rounds,
-    )
+    packed = {dtype: packing.pack_linear(weight, dtype) for dtype in (torch.float32, torch.bfloat16)}
+
+    def ours(dtype: torch.dtype) -> Seconds:
+        arguments = [handle(library, tensor) for tensor in (x, packed[dtype], bias)]
+        return lambda calls: library.bench_linear(calls, *arguments, *numbers)
+
+    return least([ours(torch.float32), of_python(lambda: F.linear(x, weight, bias)), ours(torch.bfloat16)], rounds)
 
 
 def attention(library: ctypes.CDLL, b: int, h: int, length: int, e: int, rounds: int) -> list[float]:
@@ -88,22 +92,33 @@ def attention(library: ctypes.CDLL, b: int, h: int, length: int, e: int, rounds:
 
 
 @torch.inference_mode()
-def main(rounds: int) -> None:
-    torch.set_num_threads(1)
+def main(rounds: int, threads: int, only: str) -> None:
+    torch.set_num_threads(threads)  # of both: they share one OpenMP
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-    peak = max(library.bench_peak() for _ in range(20))
-    print(f"peak of one thread: {2 * peak / 1e9:.1f} GFLOP/s")
-    print(f"{'shape':32}{'ours us':>10}{'torch us':>10}{'torch/ours':>11}{'of peak':>9}")
-    rows = []
+    peak = max(library.bench_peak() for _ in range(20)) * threads
+    print(f"peak: {2 * peak / 1e9:.1f} GFLOP/s")
+    print(
+        f"{'shape':32}{'ours us':>10}{'torch us':>10}{'torch/ours':>11}{'of peak':>9}{'bf16 us':>10}{'ours/bf16':>10}"
+    )
+    rows: list[tuple[str, int, Callable[[], list[float]]]] = []
     for m, k, n in MLP + MINILM:
-        rows.append((f"linear {m} x {k} -> {n}", m * k * n, linear(library, m, k, n, rounds)))
+        rows.append((f"linear {m} x {k} -> {n}", m * k * n, partial(linear, library, m, k, n, rounds)))
     for b, h, length, e in ATTENTION:
         work = 2 * b * h * length * length * e
-        rows.append((f"attention b{b} h{h} l{length} e{e}", work, attention(library, b, h, length, e, rounds)))
-    for name, work, (ours, theirs) in rows:
-        print(f"{name:32}{ours * 1e6:10.2f}{theirs * 1e6:10.2f}{theirs / ours:11.2f}{work / ours / peak:9.0%}")
+        rows.append((f"attention b{b} h{h} l{length} e{e}", work, partial(attention, library, b, h, length, e, rounds)))
+    for name, work, measure in rows:
+        if only not in name:
+            continue
+        ours, theirs, *narrow = measure()
+        row = f"{name:32}{ours * 1e6:10.2f}{theirs * 1e6:10.2f}{theirs / ours:11.2f}{work / ours / peak:9.0%}"
+        print(row + "".join(f"{bf16 * 1e6:10.2f}{ours / bf16:10.2f}" for bf16 in narrow), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="shapes that contain this")
+    options = parser.parse_args()
+    main(options.rounds, options.threads, options.only)

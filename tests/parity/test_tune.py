@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from mctl.aoti import plan
-from mctl.aoti.compiler import Built, CompileOptions, Staged
+from mctl.aoti.compiler import Built, CompileOptions, Precision, Staged
 from mctl.aoti.protocol import Recipe
 from mctl.bundle_format import manifest as manifests
 from mctl.bundle_format import summary, tensors
 from mctl.bundle_format.archive import open_bundle, rewrite
 from mctl.bundle_format.errors import CompileError, UsageError
+from mctl.bundle_format.manifest import Tolerance
 from mctl.parity import selection
 from mctl.parity import tune as tuning
-from mctl.parity.gate import Made, compile_checked
+from mctl.parity.gate import FailedError, Made, compile_checked
 from mctl.parity.selection import Duel, Selection
 from mctl.parity.tune import TuneOptions, reselect
 from mctl.runner import bench as timing
@@ -29,6 +30,8 @@ from ..serving.server import Server, infer_binary, outputs_of
 
 STATIC = Recipe("packed-batch1", {"batch": 1}, packed=True)
 PLAIN = Recipe("plain")
+BF16 = Recipe("bf16", packed=True, bf16=True)
+BF16_STATIC = Recipe("bf16-batch1", {"batch": 1}, packed=True, bf16=True)
 Tune = Callable[..., Made]
 
 
@@ -62,7 +65,14 @@ def tune(mlp_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Tune:
     """Tunes the MLP with two buckets and these candidates, each of which is compiled once for all tests."""
     folder = tmp_path_factory.mktemp("tuned")
 
-    def made(name: str, *recipes: Recipe, options: TuneOptions | None = None, parity: bool = True) -> Made:
+    def made(
+        name: str,
+        *recipes: Recipe,
+        options: TuneOptions | None = None,
+        parity: bool = True,
+        precision: Precision = "f32",
+        tolerance: Tolerance | None = None,
+    ) -> Made:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan, "candidates", lambda *_, **__: list(recipes))
             patch.setattr(selection, "WINDOW", 0.002)
@@ -70,9 +80,10 @@ def tune(mlp_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Tune:
             return compile_checked(
                 mlp_program,
                 folder / f"{name}.pt2",
-                CompileOptions(buckets={"batch": (1,)}, tune="fast", work_dir=folder),
+                CompileOptions(buckets={"batch": (1,)}, tune="fast", precision=precision, work_dir=folder),
                 tuning=options or TuneOptions("fast", threads=(1,)),
                 parity=parity,
+                tolerance={"output": tolerance} if tolerance else None,
                 progress=quiet,
             )
 
@@ -143,6 +154,37 @@ def test_a_variant_that_is_wrong_is_dropped(tune: Tune, monkeypatch: pytest.Monk
     assert made.report is not None and made.report.ok
     assert made.manifest.tuning is not None
     assert {choice.variant for choice in made.manifest.tuning.choices} == {"dynamic"}
+
+
+def test_bfloat16_within_the_users_tolerance(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    winner(monkeypatch)
+    allowed = Tolerance(rtol=1e-3, atol=1e-3)
+    made = tune("bf16", BF16, tolerance=allowed)
+    assert [(variant.name, variant.bf16) for variant in made.manifest.variants] == [("dynamic", False), ("bf16", True)]
+    assert made.manifest.tuning is not None
+    assert {choice.variant for choice in made.manifest.tuning.choices} == {"bf16"}
+    text = "\n".join(summary.lines(summary.summarize(made.path)))
+    assert text.count("products in bfloat16") == 1
+    with load(made.path, threads=1) as session, torch.no_grad():
+        x = torch.randn(64, 128)
+        got, wanted = session.call({"x": x})["output"], eager()(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+        assert (got - wanted).abs().max() > 1e-5  # float32 is closer
+
+
+def test_bfloat16_beyond_the_tolerance_is_not_measured(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would win at first, and take the places of variants that are right."""
+    winner(monkeypatch)
+    made = tune("exact", BF16, STATIC, BF16_STATIC)
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic", "packed-batch1"]
+    (note,) = made.manifest.notes
+    assert note.startswith("no more variants in bfloat16: parity found differs in") and "--tolerance" in note
+
+
+def test_a_bundle_in_bfloat16_beyond_the_tolerance_is_refused(tune: Tune) -> None:
+    with pytest.raises(FailedError, match="the bundle was not written: differs") as caught:
+        tune("refused", precision="bf16")
+    assert "`--tolerance OUTPUT=RTOL,ATOL`" in (caught.value.hint or "")
 
 
 def test_a_variant_whose_weights_cost_more_than_allowed_is_dropped(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
