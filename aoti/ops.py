@@ -32,7 +32,8 @@ def _define(name: str, schema: str) -> OpOverload:
 
 # act(x @ weight.T + bias + residual): x [..., k] to [..., n]; `packed` is pack_linear(weight, float32 or bfloat16)
 linear = _define("mctl_linear", "(Tensor x, Tensor packed, Tensor? bias, Tensor? residual, int n, int act) -> Tensor")
-# act(conv2d(x) + bias + residual): x [b, c, h, w] to [b, n, ...], channels last in memory
+# act(conv2d(x) + bias + residual): x [b, c, h, w] to [b, n, ...], channels last in memory; `packed` is
+# pack_conv2d(weight, groups, float32 or bfloat16)
 conv2d = _define(
     "mctl_conv2d",
     "(Tensor x, Tensor packed, Tensor? bias, Tensor? residual, int n, int[] kernel, int[] stride, int[] padding, "

@@ -20,13 +20,12 @@ def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return filled.view(panels, PANEL, groups, group).transpose(1, 2).contiguous()
 
 
-def pack_conv2d(weight: Tensor, groups: int) -> Tensor:
-    """[n, c / groups, kh, kw] to [groups, ceil(n / groups / 32), kh * kw * c / groups, 32], channels innermost.
-
-    Depthwise weights (c = n = groups) are [1, 1, kh * kw, n].
+def pack_conv2d(weight: Tensor, groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[n, c / groups, kh, kw] to [groups, ceil(n / groups / 32), kh * kw * c / groups, 32], channels innermost; in
+    bfloat16 as pack_linear has it. Depthwise weights (c = n = groups) are [1, 1, kh * kw, n], always float32.
     """
     n, c, kh, kw = weight.shape
     if c == 1 and n == groups > 1:
         return weight.view(n, kh * kw).t().contiguous().view(1, 1, kh * kw, n)
     rows = weight.permute(0, 2, 3, 1).reshape(groups, n // groups, kh * kw * c)
-    return torch.stack([pack_linear(group) for group in rows])
+    return torch.stack([pack_linear(group, dtype) for group in rows])

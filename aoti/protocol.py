@@ -13,7 +13,7 @@ class Recipe(msgspec.Struct, frozen=True):
     name: str
     dims: dict[str, int] = {}
     packed: bool = False  # linear layers, convolutions and attention by mctl's own kernels, weights packed once
-    bf16: bool = False  # products of those linear layers in bfloat16, with float32 sums
+    bf16: bool = False  # products of those layers (not of attention) in bfloat16, with float32 sums
     options: tuple[str, ...] = ()  # KEY=VALUE for inductor
 
 

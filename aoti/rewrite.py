@@ -63,7 +63,7 @@ def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype =
     """Rewrites in place; returns how many layers were. `state`: buffers that the model changes, which stay as they are.
 
     Only what is float32 on the CPU and whose weights are constants: parameters and buffers, as `get_attr` nodes.
-    `dtype`: that of the products of linear layers, float32 or bfloat16.
+    `dtype`: that of the products of linear layers and convolutions, float32 or bfloat16.
     """
     rewriter = _Rewriter(module, set(state), dtype)
     for node in list(module.graph.nodes):
@@ -161,7 +161,7 @@ class _Rewriter:
             layer = self._followed(node, layer)
         kernel = [1] * (2 - rank) + list(values.shape[2:])
         shaped = scaled.reshape(*scaled.shape[:2], *kernel)
-        packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups))
+        packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
         with self.graph.inserting_before(layer.last):
             offset = bias if shift is None else self._attribute(self._name_of(weight) + "_shift", shift)
             if rank == 1:

@@ -88,7 +88,7 @@ class Variant(Strict, frozen=True):
     constants: dict[str, ConstantRef]
     imports: tuple[str, ...]  # symbols that it needs of libtorch
     threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: the caller's number
-    bf16: bool = False  # products of its linear layers are of bfloat16 numbers, summed in float32
+    bf16: bool = False  # linear layers and convolutions multiply in bfloat16, and sum in float32
     # an operator of libtorch that it calls -> the paths of the modules that it comes from; a record for people
     callers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 

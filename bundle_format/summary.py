@@ -28,7 +28,7 @@ class VariantSummary:
     operators: tuple[str, ...]
     callers: dict[str, tuple[str, ...]]
     threads: int
-    bf16: bool  # products of its linear layers
+    bf16: bool  # products of linear layers and convolutions
     own_bytes: int  # of the tensors that no other variant uses
 
 

@@ -1,7 +1,8 @@
 // mctl::mctl_conv2d(x [b, c, h, w], packed, bias [n]?, residual?, n, kernel, stride, padding, dilation, groups, act)
 //
 // Channels lie innermost. Pixels that a chunk of outputs looks at are gathered into rows, and these are multiplied with
-// the packed weights; a 1x1 convolution needs no gathering. Depthwise convolutions go channel by channel, in vectors.
+// the packed weights, of float32 or bfloat16 as in a linear layer; a 1x1 convolution needs no gathering. Depthwise
+// convolutions go channel by channel, in vectors of float32.
 #include "linear.h"
 #include "tensor.h"
 
@@ -64,9 +65,10 @@ void gather(const Shape& s, const float* x, std::int64_t begin, std::int64_t end
 }
 
 // One thread's outputs [pixels.begin, pixels.end).
-void convolve(const Shape& s, const float* x, const float* packed, Share pixels, const Finish& finish, float* out) {
+template <class Element>
+void convolve(const Shape& s, const float* x, const Element* packed, Share pixels, const Finish& finish, float* out) {
   const std::int64_t c = s.channels / s.groups, n = s.n / s.groups, k = s.taps() * c;
-  const std::int64_t group_floats = (n + kPanel - 1) / kPanel * kPanel * k;
+  const std::int64_t panel = elements<Element>(k) * kPanel, group_size = (n + kPanel - 1) / kPanel * panel;
   const std::int64_t most = std::clamp<std::int64_t>((1 << 15) / std::max<std::int64_t>(k, 1), 12, 96);
   float* const rows = s.pointwise() ? nullptr : scratch<4>(most * k);
   for (std::int64_t begin = pixels.begin; begin < pixels.end; begin += most) {
@@ -81,8 +83,8 @@ void convolve(const Shape& s, const float* x, const float* packed, Share pixels,
       if (finish.bias != nullptr) mine.bias += group * n;
       if (finish.residual != nullptr) mine.residual += begin * s.n + group * n;
       mine.residual_stride = s.n;
-      multiply(end - begin, k, from, {packed + group * group_floats, n, k * kPanel}, 0, n, mine,
-               {out + begin * s.n + group * n, s.n});
+      multiply(end - begin, elements<Element>(k), factors<Element>(end - begin, k, from),
+               {packed + group * group_size, n, panel}, 0, n, mine, {out + begin * s.n + group * n, s.n});
     }
   }
 }
@@ -130,10 +132,16 @@ const float* innermost(const View& x) {
   return copy;
 }
 
-void run(const Shape& s, const float* x, const float* packed, const Finish& finish, float* out) {
+void run(const Shape& s, const float* x, const View& packed, const Finish& finish, float* out) {
   const int threads = threads_for(s.pixels() * s.taps() * (s.channels / s.groups) * s.n);
   in_parallel(threads, [&](int index, int count) {
-    (s.depthwise() ? depthwise : convolve)(s, x, packed, {s.pixels(), index, count}, finish, out);
+    const Share mine(s.pixels(), index, count);
+    if (s.depthwise())
+      depthwise(s, x, packed.data, mine, finish, out);
+    else if (packed.is_bfloat16())
+      convolve(s, x, packed.as<Pair>(), mine, finish, out);
+    else
+      convolve(s, x, packed.as<float>(), mine, finish, out);
   });
 }
 
@@ -151,7 +159,6 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
   return guarded([&] {
     const View x(input), packed(weight);
     x.require_float(4);
-    packed.require_float(4);
     require(kernel_len == 2 && stride_len == 2 && padding_len == 2 && dilation_len == 2 && groups >= 1 && n >= 1);
     Shape s{x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3], 0, 0, n, {}, {}, {}, {}, groups};
     for (int axis : {0, 1}) {
@@ -166,9 +173,12 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
     }
     require(s.channels % groups == 0 && n % groups == 0);
     const std::int64_t k = s.taps() * (s.channels / groups), panels = (n / groups + kPanel - 1) / kPanel;
-    const std::int64_t wanted[] = {s.depthwise() ? 1 : groups, s.depthwise() ? 1 : panels, s.depthwise() ? s.taps() : k,
-                                   s.depthwise() ? n : kPanel};
-    require(std::equal(wanted, wanted + 4, packed.sizes));
+    if (s.depthwise())
+      packed.require_float({1, 1, s.taps(), n});
+    else if (packed.is_bfloat16())
+      packed.require_pairs({groups, panels, elements<Pair>(k), kPanel, 2});
+    else
+      packed.require_float({groups, panels, k, kPanel});
     const std::int64_t sizes[] = {s.batch, n, s.out_height, s.out_width};
     const std::int64_t strides[] = {s.out_height * s.out_width * n, 1, s.out_width * n, n};
     Finish finish;
@@ -181,6 +191,6 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
       finish.residual = innermost<5>(r);
     }
     const View y = empty(4, sizes, strides, out);
-    if (s.pixels() > 0) run(s, innermost<6>(x), packed.data, finish, y.data);
+    if (s.pixels() > 0) run(s, innermost<6>(x), packed, finish, y.data);
   });
 }

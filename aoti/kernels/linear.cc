@@ -56,13 +56,11 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
     x.require_float(x.rank);
     require(x.rank >= 1);
     const std::int64_t k = x.sizes[x.rank - 1];
-    const bool narrow = packed.dtype == aoti_torch_dtype_bfloat16();
-    const std::int64_t wanted[] = {(n + kPanel - 1) / kPanel, narrow ? elements<Pair>(k) : k, kPanel, 2};
-    if (narrow)
-      require(packed.rank == 4);
+    const std::int64_t panels = (n + kPanel - 1) / kPanel;
+    if (packed.is_bfloat16())
+      packed.require_pairs({panels, elements<Pair>(k), kPanel, 2});
     else
-      packed.require_float(3);
-    require(std::equal(wanted, wanted + packed.rank, packed.sizes));
+      packed.require_float({panels, k, kPanel});
     std::vector<std::int64_t> sizes(x.sizes, x.sizes + x.rank), strides(sizes.size());
     sizes.back() = n;
     std::int64_t rows = 1, step = n;
@@ -85,10 +83,9 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
     const View y = empty(x.rank, sizes.data(), strides.data(), out);
     if (rows == 0) return;
     const Rows<const float> from = rows_of<2>(x, rows, k);
-    if (narrow)
-      linear<Pair>(rows, k, from, {reinterpret_cast<const Pair*>(packed.data), n, elements<Pair>(k) * kPanel}, finish,
-                   {y.data, n});
+    if (packed.is_bfloat16())
+      linear<Pair>(rows, k, from, {packed.as<Pair>(), n, elements<Pair>(k) * kPanel}, finish, {y.data, n});
     else
-      linear<float>(rows, k, from, {packed.data, n, k * kPanel}, finish, {y.data, n});
+      linear<float>(rows, k, from, {packed.as<float>(), n, k * kPanel}, finish, {y.data, n});
   });
 }

@@ -1,8 +1,9 @@
 // The little of AOTInductor's C interface that the kernels need: torch/csrc/inductor/aoti_torch/c/shim.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <new>
+#include <initializer_list>
 #include <stdexcept>
 
 struct AtenTensorOpaque;
@@ -41,6 +42,23 @@ struct View {
   }
 
   void require_float(std::int64_t of_rank) const { require(rank == of_rank && dtype == aoti_torch_dtype_float32()); }
+
+  void require_float(std::initializer_list<std::int64_t> of_sizes) const {
+    require_float(static_cast<std::int64_t>(of_sizes.size()));
+    require(std::equal(of_sizes.begin(), of_sizes.end(), sizes));
+  }
+
+  void require_pairs(std::initializer_list<std::int64_t> of_sizes) const {
+    require(is_bfloat16() && rank == static_cast<std::int64_t>(of_sizes.size()));
+    require(std::equal(of_sizes.begin(), of_sizes.end(), sizes));
+  }
+
+  bool is_bfloat16() const { return dtype == aoti_torch_dtype_bfloat16(); }
+
+  template <class Element>
+  const Element* as() const {
+    return reinterpret_cast<const Element*>(data);
+  }
 
   float* data = nullptr;
   std::int64_t rank = 0;

@@ -73,12 +73,13 @@ class Kernels:
         dilation: tuple[int, int] = (1, 1),
         groups: int = 1,
         act: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         numbers: list[Any] = [ctypes.c_int64(weight.shape[0])]
         for pair in (weight.shape[2:], stride, padding, dilation):
             numbers += [(ctypes.c_int64 * 2)(*pair), ctypes.c_int64(2)]
         numbers += [ctypes.c_int64(groups), ctypes.c_int64(act)]
-        return self._call("conv2d", [x, packing.pack_conv2d(weight, groups)], [bias, residual], numbers)
+        return self._call("conv2d", [x, packing.pack_conv2d(weight, groups, dtype)], [bias, residual], numbers)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 0.5, causal: bool = False
@@ -267,16 +268,19 @@ def test_linear_takes_any_strides(kernels: Kernels, x: Tensor, dtype: torch.dtyp
     ids=str,
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
-def test_conv2d(kernels: Kernels, shape: Any, weight: Any, options: Any, layout: Any) -> None:
+@WEIGHTS
+def test_conv2d(kernels: Kernels, shape: Any, weight: Any, options: Any, layout: Any, dtype: torch.dtype) -> None:
     x, w = torch.randn(shape).contiguous(memory_format=layout), torch.randn(weight)
-    wanted = F.conv2d(x.double(), w.double(), **options)
+    depthwise = weight[0] == shape[1] == options.get("groups", 1) > 1
+    used = torch.float32 if depthwise else dtype
+    wanted = F.conv2d(x.to(used).double(), w.to(used).double(), **options)
     terms = w[0].numel()
-    got = kernels.conv2d(x, w, **options)
+    got = kernels.conv2d(x, w, dtype=dtype, **options)
     close(got, wanted, terms)
     assert got.is_contiguous(memory_format=torch.channels_last)
     bias, residual = torch.randn(weight[0]), torch.randn(wanted.shape).contiguous(memory_format=layout)
     full = torch.relu(wanted + bias.double()[:, None, None] + residual)
-    close(kernels.conv2d(x, w, bias, residual, act=Activation.RELU, **options), full, terms)
+    close(kernels.conv2d(x, w, bias, residual, act=Activation.RELU, dtype=dtype, **options), full, terms)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -365,6 +369,7 @@ def test_what_does_not_fit_is_refused(kernels: Kernels) -> None:
         lambda: kernels.linear(x, weight, None, torch.randn(2, 4)),
         lambda: kernels.conv2d(torch.randn(1, 2, 4, 4), torch.randn(3, 2, 5, 5)),
         lambda: kernels.conv2d(torch.randn(1, 3, 4, 4), torch.randn(3, 2, 3, 3)),
+        lambda: kernels.conv2d(torch.randn(1, 4, 4, 4), torch.randn(3, 2, 3, 3), dtype=torch.bfloat16),
         lambda: kernels.attention(torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)),
         lambda: kernels.attention(*[torch.randn(1, 2, 3, 4)] * 3, torch.randn(1, 1, 3, 2)),
     ):

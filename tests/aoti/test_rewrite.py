@@ -45,7 +45,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Weights are kept as they are, and the operators run."""
     monkeypatch.setattr(packing, "pack_linear", lambda weight, dtype: weight.to(dtype, copy=True))
-    monkeypatch.setattr(packing, "pack_conv2d", lambda weight, groups: weight.clone())
+    monkeypatch.setattr(packing, "pack_conv2d", lambda weight, groups, dtype: weight.to(dtype, copy=True))
     with torch.library._scoped_library("mctl", "IMPL") as library:
         for function in (linear, conv2d, attention):
             library.impl(f"mctl_{function.__name__}", function, "CPU")
@@ -111,12 +111,15 @@ def test_an_activation_becomes_part_of_its_layer(layer: nn.Module, act: Activati
     assert (made.activation(), made.others) == (act, [])
 
 
-def test_linear_layers_alone_are_in_bfloat16() -> None:
+def test_weights_in_bfloat16() -> None:
     model = nn.Sequential(nn.Conv1d(3, 4, 1), nn.Flatten(), nn.Linear(20, 8)).eval()
     module = torch.export.export(model, (torch.randn(2, 3, 5),)).module(check_guards=False)
     assert isinstance(module, torch.fx.GraphModule) and rewrite(module, (), torch.bfloat16) == 2
-    dtypes = {name: buffer.dtype for name, buffer in module.named_buffers()}
-    assert dtypes == {"0_weight_packed": torch.float32, "2_weight_packed": torch.bfloat16}
+    assert {name: (buffer.dtype, buffer.shape) for name, buffer in module.named_buffers()} == {
+        "0_weight_packed": (torch.bfloat16, (4, 3, 1, 1)),
+        "2_weight_packed": (torch.bfloat16, (8, 20)),
+    }
+    assert {tensor.dtype for tensor in module.parameters()} == {torch.float32}  # the biases
 
 
 def test_an_unknown_activation_stays() -> None:
