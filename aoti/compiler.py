@@ -197,17 +197,11 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
             exporter=program.manifest.producer,
             buckets=buckets,
             members={},
-            notes=(*program.manifest.notes, *_slow_bf16(base.recipe, machine)),
         )
         return Staged(builder, base, manifest)
     except BaseException:
         builder.close()
         raise
-
-
-def _slow_bf16(recipe: Recipe, machine: Machine) -> list[str]:
-    slow = recipe.bf16 and not machine.has_bf16
-    return [f"bfloat16 on {machine.isa} without instructions for it saves memory, not time"] if slow else []
 
 
 def _base_recipe(options: CompileOptions) -> Recipe:

@@ -91,10 +91,7 @@ def points(contract: Contract, buckets: Mapping[str, tuple[int, ...]]) -> list[d
 def candidates(
     contract: Contract, buckets: Mapping[str, tuple[int, ...]], base: Recipe, level: Level, *, bf16: bool, threads: int
 ) -> list[Recipe]:
-    """Recipes beside `base`, the most promising first.
-
-    `bf16`: the machine has instructions for it and the user allows it. `threads`: the largest number that is measured.
-    """
+    """Recipes beside `base`, the most promising first. `bf16`: it is allowed. `threads`: the most that are measured."""
     if level == "none" or contract.state:
         return []
     narrow = [_recipe(base, "bf16", packed=True, bf16=True)] if bf16 and not base.bf16 else []

@@ -68,11 +68,6 @@ class Machine:
     march: str | None
     features: tuple[str, ...]  # of /proc/cpuinfo, sorted
 
-    @property
-    def has_bf16(self) -> bool:
-        """Instructions that the kernels use: kernels/vector.h."""
-        return "avx512_bf16" in self.features
-
     def manifest(self, glibc: str, glibcxx: str) -> Target:
         """As the bundle records it; `glibc` and `glibcxx` are the versions that its libraries need."""
         system = cast(Literal["linux", "darwin", "windows"], sys.platform)

@@ -70,14 +70,12 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         manifest.buckets,
         staged.base.recipe,
         options.level,
-        bf16=options.bf16 and staged.machine.has_bf16,
+        bf16=options.bf16,
         threads=max(threads),
     )
     if not recipes:
         _note(staged, "not tuned: a model with state keeps its one variant")
         return
-    if options.bf16 and not staged.machine.has_bf16:
-        _note(staged, f"no variant is in bfloat16: {staged.machine.isa} has no instructions for it")
     bench = _Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [staged.base])
     points = bench.points(plan.points(manifest.contract, manifest.buckets))
