@@ -9,7 +9,7 @@
 namespace mctl {
 namespace {
 
-constexpr std::int64_t kBlock = 48;  // rows of q at a time: their scores stay in the cache
+constexpr std::int64_t kBlock = 16;  // rows of q at a time: their scores stay in the cache
 
 std::int64_t rounded(std::int64_t count) { return (count + kPanel - 1) / kPanel * kPanel; }
 
@@ -19,15 +19,15 @@ struct Mask {
   bool boolean = false;
   std::int64_t strides[4] = {};
 
-  // To row `l` of head `h` of batch `b`, from column 0 on. What is added counts as if scores were scaled already.
-  void apply(std::int64_t b, std::int64_t h, std::int64_t l, std::int64_t columns, float scale, float* scores) const {
+  // To row `l` of head `h` of batch `b`, from column 0 on.
+  void apply(std::int64_t b, std::int64_t h, std::int64_t l, std::int64_t columns, float* scores) const {
     const std::int64_t from = b * strides[0] + h * strides[1] + l * strides[2], step = strides[3];
     if (boolean) {
       const bool* const seen = static_cast<const bool*>(data) + from;
-      for (std::int64_t s = 0; s < columns; ++s) scores[s] = seen[s * step] ? scores[s] * scale : -INFINITY;
+      for (std::int64_t s = 0; s < columns; ++s) scores[s] = seen[s * step] ? scores[s] : -INFINITY;
     } else {
       const float* const added = static_cast<const float*>(data) + from;
-      for (std::int64_t s = 0; s < columns; ++s) scores[s] = scores[s] * scale + added[s * step];
+      for (std::int64_t s = 0; s < columns; ++s) scores[s] += added[s * step];
     }
   }
 };
@@ -49,10 +49,13 @@ struct Attention {
     return tensor.data + b * tensor.strides[0] + h * tensor.strides[1];
   }
 
+  // Floats from one row of scores to the next: an odd number of vectors, so that rows do not collide in the cache.
+  std::int64_t row_of_scores() const { return rounded(keys()) + kLanes; }
+
   // Values can be read where they lie, 32 columns at a time.
   bool values_in_place() const { return width() % kPanel == 0 && v.strides[3] == 1; }
 
-  // k transposed, [ceil(s / 32)][e][32], and v, [s][ceil(d / 32) * 32].
+  // k transposed and scaled, [ceil(s / 32)][e][32], and v, [s][ceil(d / 32) * 32].
   void pack(std::int64_t b, std::int64_t h, float* keys_to, float* values_to) const {
     const std::int64_t count = keys(), deep = depth(), step = k.strides[2], apart = k.strides[3];
     const float* from = at(k, b, h);
@@ -60,7 +63,7 @@ struct Attention {
       for (std::int64_t e = 0; e < deep; ++e, keys_to += kPanel) {
         const float* const column = from + e * apart;
         const std::int64_t rows = std::min(kPanel, count - s);
-        for (std::int64_t i = 0; i < rows; ++i) keys_to[i] = column[i * step];
+        for (std::int64_t i = 0; i < rows; ++i) keys_to[i] = column[i * step] * scale;
         std::fill(keys_to + rows, keys_to + kPanel, 0.0f);
       }
     if (values_in_place()) return;
@@ -86,17 +89,17 @@ struct Attention {
   // Rows [begin, end) of one head.
   void rows(std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t end, const float* packed_keys,
             const float* packed_values, float* scores) const {
-    const std::int64_t wide = rounded(keys());
+    const std::int64_t wide = row_of_scores();
     const std::int64_t seen = causal ? std::min(end, keys()) : keys();  // columns that any of the rows looks at
     multiply(end - begin, depth(), queries(b, h, begin, end), {packed_keys, seen, depth() * kPanel}, 0, seen, {},
              {scores, wide});
     float parts[kBlock];
     for (std::int64_t row = begin; row < end; ++row) {
       float* const mine = scores + (row - begin) * wide;
-      if (mask.data != nullptr) mask.apply(b, h, row, seen, scale, mine);
+      if (mask.data != nullptr) mask.apply(b, h, row, seen, mine);
       if (causal)
         for (std::int64_t s = row + 1; s < seen; ++s) mine[s] = -INFINITY;
-      parts[row - begin] = softmax(mine, seen, mask.data != nullptr ? 1.0f : scale);
+      parts[row - begin] = softmax(mine, seen);
     }
     const Rows<float> to{at(out, b, h) + begin * out.strides[2], out.strides[2]};
     const Packed<float> values = values_in_place() ? Packed<float>{at(v, b, h), width(), kPanel, v.strides[2]}
@@ -109,36 +112,31 @@ struct Attention {
     }
   }
 
-  // e^(scale * score - largest) in place; returns what they have to be multiplied by. A row that looks at nothing gives
+  // e^(score - largest) in place; returns what they have to be multiplied by. A row that looks at nothing gives
   // zeros, as torch's does.
-  static float softmax(float* scores, std::int64_t count, float scale) {
+  static float softmax(float* scores, std::int64_t count) {
     const std::int64_t whole = count / kLanes * kLanes;
     Floats most = all(-INFINITY);
     for (std::int64_t s = 0; s < whole; s += kLanes) {
-      const Floats x = load(scores + s) * scale;
-      most = ((x > most) | (x != x)) ? x : most;
+      const Floats x = load(scores + s);
+      most = x > most ? x : most;
     }
-    float largest = -INFINITY;
-    for (int lane = 0; lane < kLanes; ++lane)
-      largest = most[lane] > largest || std::isnan(most[lane]) ? most[lane] : largest;
-    for (std::int64_t s = whole; s < count; ++s) {
-      const float x = scores[s] * scale;
-      largest = x > largest || std::isnan(x) ? x : largest;
-    }
+    float largest = folded(most, [](auto a, auto b) { return a > b ? a : b; });
+    for (std::int64_t s = whole; s < count; ++s) largest = std::max(largest, scores[s]);
     const float base = largest == -INFINITY ? 0.0f : largest;
     Floats sums{};
     for (std::int64_t s = 0; s < whole; s += kLanes) {
-      const Floats y = exp(load(scores + s) * scale - base);
+      const Floats y = exp<true>(load(scores + s) - base);
       store(scores + s, y);
       sums += y;
     }
     float sum = 0;
     if (const int rest = static_cast<int>(count - whole); rest > 0) {
-      const Floats y = exp(load(scores + whole, rest) * scale - base);
+      const Floats y = exp<true>(load(scores + whole, rest) - base);
       store(scores + whole, y, rest);
       for (int lane = 0; lane < rest; ++lane) sum += y[lane];
     }
-    for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+    sum += folded(sums, [](auto a, auto b) { return a + b; });
     return sum == 0.0f ? 0.0f : 1.0f / sum;
   }
 
@@ -150,7 +148,7 @@ struct Attention {
     const std::int64_t parts = all_heads >= threads ? 1 : std::min<std::int64_t>(blocks, threads);
     in_parallel(threads, [&](int index, int count) {
       const std::int64_t wide = rounded(keys());
-      float* const packed_keys = scratch<3>(wide * depth() + keys() * rounded(width()) + kBlock * wide);
+      float* const packed_keys = scratch<3>(wide * depth() + keys() * rounded(width()) + kBlock * row_of_scores());
       float* const packed_values = packed_keys + wide * depth();
       float* const scores = packed_values + keys() * rounded(width());
       const Share mine(all_heads * parts, index, count);

@@ -86,4 +86,23 @@ inline void store(float* at, Floats v, int count) {
 inline Floats at_least(Floats a, float low) { return a < all(low) ? all(low) : a; }
 inline Floats at_most(Floats a, float high) { return a > all(high) ? all(high) : a; }
 
+template <int kCount>
+struct Vector {
+  typedef float Type __attribute__((vector_size(kCount * 4)));
+};
+
+// All lanes as one: halves are joined by `both` until one lane is left.
+template <int kCount = kLanes, class Both>
+inline float folded(typename Vector<kCount>::Type v, const Both& both) {
+  if constexpr (kCount == 1) {
+    return v[0];
+  } else {
+    struct Halves {
+      typename Vector<kCount / 2>::Type low, high;
+    };
+    const auto halves = std::bit_cast<Halves>(v);
+    return folded<kCount / 2>(both(halves.low, halves.high), both);
+  }
+}
+
 }  // namespace mctl

@@ -324,6 +324,14 @@ def test_attention(kernels: Kernels, b: int, h: int, l: int, s: int, e: int, d: 
         close(kernels.attention(q, k, v, mask, causal=causal), reference(q, k, v, mask, causal), e + s)
 
 
+def test_attention_of_scores_that_are_far_apart(kernels: Kernels) -> None:
+    """The largest one takes all: e^(score - largest) is 1 there, however large it is and however scaling rounds it."""
+    q = torch.linspace(1e4, 1e5, 97).reshape(1, 1, 97, 1)
+    k, v = torch.linspace(-3e4, 3e4, 40).reshape(1, 1, 40, 1), torch.randn(1, 1, 40, 5)
+    got = kernels.attention(q, k, v, scale=1 / 3)
+    assert torch.equal(got, v[:, :, -1:].expand(1, 1, 97, 5))
+
+
 def test_attention_takes_heads_where_a_linear_layer_left_them(kernels: Kernels) -> None:
     whole = torch.randn(2, 17, 3 * 4 * 8)
     q, k, v = (part.view(2, 17, 4, 8).transpose(1, 2) for part in whole.chunk(3, dim=2))
