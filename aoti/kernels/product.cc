@@ -4,29 +4,41 @@
 namespace mctl {
 namespace {
 
+// The row `a` + i of four begins `i` strides after it: an address that the processor adds up, where a register for each
+// row would be one too many.
+constexpr int kTogether = 4;
+
 template <int MR, int NV, class Element>
 void block(std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column, std::int64_t row,
            const Finish& finish, Rows<float> out) {
-  const Element* weights[NV];
-  for (int j = 0; j < NV; ++j) {
+  constexpr bool kOnePanel = NV * kLanes <= kPanel;
+  const Element* weights[kOnePanel ? 1 : NV];
+  for (int j = 0; j < (kOnePanel ? 1 : NV); ++j) {
     const std::int64_t at = column + j * kLanes;
     weights[j] = b.data + at / kPanel * b.panel + at % kPanel;
   }
+  const Element* rows[(MR + kTogether - 1) / kTogether];
+  for (int i = 0; i < MR; i += kTogether) rows[i / kTogether] = a[row + i];
+  const std::int64_t stride = a.stride;
+  for (int i = 0; i < MR; ++i)  // the stores would wait for memory, and what follows for them
+    for (int j = 0; j < NV; ++j) __builtin_prefetch(out[row + i] + column + j * kLanes, 1);
   Floats sums[MR][NV] = {};
-  const Element* const rows = a[row];
   for (std::int64_t l = 0; l < k; ++l) {
     decltype(load(weights[0])) w[NV];
-    for (int j = 0; j < NV; ++j) w[j] = load(weights[j] + l * b.step);
+    for (int j = 0; j < NV; ++j)
+      w[j] = load(kOnePanel ? weights[0] + l * b.step + j * kLanes : weights[j] + l * b.step);
     for (int i = 0; i < MR; ++i) {
-      const auto x = all(rows[i * a.stride + l]);
+      const auto x = all(rows[i / kTogether][i % kTogether * stride + l]);
       for (int j = 0; j < NV; ++j) sums[i][j] = plus_product(sums[i][j], x, w[j]);
     }
   }
+#pragma GCC unroll 8  // otherwise the sums go through memory
   for (int j = 0; j < NV; ++j) {
     const std::int64_t at = column + j * kLanes;
     const int count = static_cast<int>(std::clamp<std::int64_t>(b.columns - at, 0, kLanes));
     if (count == 0) break;
     const Floats bias = finish.bias == nullptr ? Floats{} : load(finish.bias + at, count);
+#pragma GCC unroll 12
     for (int i = 0; i < MR; ++i) {
       Floats y = sums[i][j] + bias;
       if (finish.residual != nullptr) y += load(finish.residual + (row + i) * finish.residual_stride + at, count);
