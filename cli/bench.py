@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..runner.bench import Measured
 
 _BUNDLE = Path("bundle.pt2")
-_PEERS = ("eager", "compile", "onnxruntime", "openvino")
+_PEERS = ("eager", "compile", "aoti", "onnxruntime", "openvino")
 
 
 def bench(

@@ -232,7 +232,7 @@ def _peers(request: BenchRequest, manifest: Manifest, stack: ExitStack) -> tuple
 
 def _peer(name: Name, request: BenchRequest, manifest: Manifest) -> Peer:
     peer = Peer(name, str(request.bundle), 0, weights=str(request.weights or ""), onnx=str(request.onnx or ""))
-    if name in ("eager", "compile"):
+    if name in ("eager", "compile", "aoti"):
         model = request.model or manifest.source.file
         if not Path(model if model.endswith(".py") else model.rpartition(":")[0]).is_file():
             raise UsageError(f"there is no `{model}` here", "say where the model is with `--model MODEL.py`")

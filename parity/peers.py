@@ -5,6 +5,7 @@ Started as `python -m mctl.parity.peers`, with a `Peer` as JSON for its argument
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,15 @@ from torch import Tensor
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.contract import Contract
 from ..bundle_format.manifest import Manifest
+from ..export.capture import capture
+from ..export.example import make_inputs, tracing_sizes
+from ..export.golden import load_golden
 from ..export.source import fresh_copy
 from ..runner.stopwatch import Answer, Ask
 from .onnx import OnnxSession, twin
 from .truth import recorded_source
 
-Name = Literal["eager", "compile", "onnxruntime", "openvino"]
+Name = Literal["eager", "compile", "aoti", "onnxruntime", "openvino"]
 NAMES: tuple[Name, ...] = get_args(Name)
 
 Tensors = dict[str, Tensor]
@@ -108,6 +112,28 @@ def _torch(peer: Peer, *, compiled: bool) -> Callable[[Tensors], Bound]:
     return bind
 
 
+def _aoti(peer: Peer) -> Callable[[Tensors], Bound]:
+    """The model as torch alone compiles it ahead of time: with torch's settings, called from Python."""
+    with open_bundle(Path(peer.bundle)) as archive:
+        manifest, example = archive.manifest, load_golden(archive)[0]
+    contract = manifest.contract
+    source = recorded_source(peer.model, Path(peer.weights) if peer.weights else None, manifest)
+    shapes = {declared.name: declared.shape for declared in contract.inputs}
+    ranges = {declared.name: declared.range for declared in contract.inputs}
+    inputs = make_inputs(example.inputs, shapes, tracing_sizes(contract.dims, example.dims), ranges, 0)
+    captured = capture(fresh_copy(source.model), source.named(inputs), inputs, shapes, contract.dims)
+    with tempfile.TemporaryDirectory(prefix="mctl-bench-") as folder:
+        path, once = f"{folder}/model.pt2", {"aot_inductor.precompile_headers": False}  # pays from the second one on
+        package = torch._inductor.aoti_compile_and_package(captured.exported, package_path=path, inductor_configs=once)
+        model = torch._inductor.aoti_load_package(package)
+
+    def bind(inputs: Tensors) -> Bound:
+        ordered = [inputs[name] for name in shapes]
+        return lambda: model(*ordered)
+
+    return bind
+
+
 def _onnxruntime(peer: Peer) -> Callable[[Tensors], Bound]:
     contract, _ = _contract(peer)
     model, _ = twin(Path(peer.bundle), Path(peer.onnx) if peer.onnx else None)
@@ -132,6 +158,7 @@ def _openvino(peer: Peer) -> Callable[[Tensors], Bound]:
 _BINDERS: dict[Name, Callable[[Peer], Callable[[Tensors], Bound]]] = {
     "eager": lambda peer: _torch(peer, compiled=False),
     "compile": lambda peer: _torch(peer, compiled=True),
+    "aoti": _aoti,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }

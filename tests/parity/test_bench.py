@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.contract import Dim
 from mctl.bundle_format.errors import UsageError
 from mctl.export.onnx import to_onnx
 from mctl.export.program import load_program
-from mctl.parity import bench, plot
+from mctl.parity import bench, peers, plot
 from mctl.parity.bench import BenchReport, Wanted
 from mctl.runner.bench import Measured, Ratio
 
@@ -94,6 +95,15 @@ def test_a_run_with_peers(mlp_bundle: Path, mlp_program: Path, tmp_path: Path, r
     for found in made["measured"]:
         assert 1 < found["median_us"] <= found["p90_us"] <= found["p99_us"] < 1e6
     assert set(made["curves"]) == {"1"}
+
+
+def test_the_peer_that_torch_compiles_is_the_model_at_every_size(mlp_bundle: Path) -> None:
+    model = peers._BINDERS["aoti"](peers.Peer("aoti", str(mlp_bundle), 1, model=str(SAMPLES / "mlp.py")))
+    eager = peers._BINDERS["eager"](peers.Peer("eager", str(mlp_bundle), 1, model=str(SAMPLES / "mlp.py")))
+    for rows in (1, 5, 64):
+        inputs = {"x": torch.randn(rows, 128)}
+        with torch.no_grad():
+            torch.testing.assert_close(model(inputs)(), {"output": eager(inputs)()})
 
 
 def test_peers_that_cannot_be_had_are_named(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
