@@ -11,6 +11,7 @@ from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
 from .constants import check_storable
 from .protocol import Recipe
+from .small_loops import small_loops_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ def compile_variant(
         dtype = torch.bfloat16 if recipe.bf16 else torch.float32
         rewrite(module, {state.name for state in contract.state}, dtype)
         settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
-    with _watched(starting_cpp) as graphs:
+    with small_loops_alone(), _watched(starting_cpp) as graphs:
         try:
             files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
         except Exception as error:
