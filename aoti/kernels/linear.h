@@ -41,8 +41,9 @@ inline int threads_for(std::int64_t multiply_adds) {
 // Calls work(index, count) on so many threads at most; throws std::bad_alloc if one of them did.
 template <class Work>
 inline void in_parallel(int threads, const Work& work) {
+  if (threads == 1) return work(0, 1);  // a region of one thread takes time too
   bool failed = false;
-#pragma omp parallel num_threads(threads) if (threads > 1) reduction(|| : failed)
+#pragma omp parallel num_threads(threads) reduction(|| : failed)
   try {
     work(omp_get_thread_num(), omp_get_num_threads());
   } catch (const std::bad_alloc&) {
