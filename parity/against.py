@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from ..bundle_format.contract import shape_of
+from ..export import golden
 from . import cases
 from .budget import Budget
 from .cases import Case
@@ -25,7 +26,7 @@ def stored_cases(subject: Subject, progress: Progress) -> list[Result]:
         _reset(subject)
         got = subject.call(case.inputs)
         found = subject.judge(case.inputs, got, Returned(case.outputs, 0.0))
-        results.append(_result("golden", case.name, found, got))
+        results.append(_result(subject, "golden", case, found, got))
     return results
 
 
@@ -47,7 +48,7 @@ def at_sizes(subject: Subject, dims: dict[str, int], progress: Progress) -> list
     progress("its size")
     stored = [case for case in subject.goldens if case.dims == dims]
     results = [
-        _result("golden", case.name, subject.judge(case.inputs, got, Returned(case.outputs, 0.0)), got)
+        _result(subject, "golden", case, subject.judge(case.inputs, got, Returned(case.outputs, 0.0)), got)
         for case in stored
         for got in [subject.call(case.inputs)]
     ]
@@ -70,7 +71,7 @@ def _one(subject: Subject, case: Case, budget: Budget) -> Result:
         subject.spend(budget, case.dims, time.monotonic() - start)
         if found.verdict != "pass":
             break
-    return _result("values", case.name, found, got)
+    return _result(subject, "values", case, found, got)
 
 
 def _alone(subject: Subject, case: Case, got: Outcome) -> Judgement:
@@ -94,8 +95,13 @@ def _reset(subject: Subject) -> None:
             subject.truth.double.reset()
 
 
-def _result(check: Check, name: str, found: Judgement, got: Outcome | None) -> Result:
-    seconds = got.seconds if isinstance(got, Returned) else 0.0
+def _result(subject: Subject, check: Check, case: Case | golden.Case, found: Judgement, got: Outcome | None) -> Result:
     return Result(
-        check=check, case=name, verdict=found.verdict, detail=found.detail, outputs=found.outputs, seconds=seconds
+        check=check,
+        case=case.name,
+        verdict=found.verdict,
+        detail=found.detail,
+        outputs=found.outputs,
+        seconds=got.seconds if isinstance(got, Returned) else 0.0,
+        bf16=subject.in_bf16(case.dims),
     )

@@ -28,20 +28,16 @@ from .tune import TuneOptions, tune
 
 _HELP = "write that part of the model with other operators"
 
-_BF16_DIFFERS = (
-    "bfloat16 is off by what is `needed` above: allow it with `--tolerance OUTPUT=RTOL,ATOL`, or use `--precision f32`"
-)
-
 NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
 
 
 class FailedError(ParityError):
     """The bundle was not written; `report` says why."""
 
-    def __init__(self, report: Report, *, bf16: bool = False) -> None:
+    def __init__(self, report: Report) -> None:
         first = report.failures[0]
         text = f"the bundle was not written: {first.verdict} in `{first.case}`"
-        super().__init__(text, _BF16_DIFFERS if bf16 and first.verdict == "differs" else first.advice)
+        super().__init__(text, first.advice)
         self.report = report
 
 
@@ -184,7 +180,7 @@ class _Gate:
             self.staged.manifest = msgspec.structs.replace(self.staged.manifest, curve=(), notes=notes)
             report = self._examine()
         if not report.ok:
-            raise FailedError(report, bf16=self.staged.base.recipe.bf16)
+            raise FailedError(report)
         return report
 
     def fault_of(self, variants: Sequence[Built]) -> str:

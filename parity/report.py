@@ -28,6 +28,10 @@ ADVICE: dict[Verdict, str] = {
     "compiled-raises": "export again with `--dim` ranges that the model supports",
     "crash": "compile again with another `--inductor` setting",
 }
+ADVICE_BF16 = (
+    "bfloat16 is off by what is `needed` above: allow it with `--tolerance OUTPUT=RTOL,ATOL`, or compile with"
+    " `--precision f32`"
+)
 UNDECLARED = ("/below", "/above")  # cases with integers that only a declared range would refuse
 ADVICE_BY_CHECK: dict[Check, str] = {
     "rows": "serve it without batching: export with `--batch-dim none`",
@@ -44,7 +48,9 @@ TITLES: dict[Check, str] = {
 
 
 class Result(Strict, frozen=True):
-    """One check of one case. `seconds` are of the compiled calls; `counts`: a failure fails the whole."""
+    """One check of one case. `seconds` are of the compiled calls; `counts`: a failure fails the whole; `bf16`: the
+    compiled model multiplied in bfloat16 where the program did not ask for it.
+    """
 
     check: Check
     case: str
@@ -53,6 +59,7 @@ class Result(Strict, frozen=True):
     outputs: tuple[Comparison, ...] = ()
     seconds: float = 0.0
     counts: bool = True
+    bf16: bool = False
 
     @property
     def ok(self) -> bool:
@@ -63,6 +70,8 @@ class Result(Strict, frozen=True):
         """What to do about a failure."""
         if self.case.endswith(UNDECLARED):
             return ADVICE["eager-raises-compiled-returns"]
+        if self.bf16 and self.verdict == "differs":
+            return ADVICE_BF16
         return ADVICE_BY_CHECK.get(self.check) or ADVICE[self.verdict]
 
 

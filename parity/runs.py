@@ -134,6 +134,7 @@ class Compiled:
     def __init__(
         self, bundle: Path, runs: Runs = "compiled", onnx: Path | None = None, *, call_seconds: float = CALL_SECONDS
     ) -> None:
+        self.runs = runs
         self.command = (*CHILD, str(bundle), runs, *([str(onnx)] if onnx else []))
         self.call_seconds = call_seconds
         self.seconds = 0.0  # of the last call, in the child

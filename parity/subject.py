@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..bundle_format.lookup import Lookup
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export import golden
 from . import cases, judge
@@ -64,6 +65,11 @@ class Subject:
         outcome = attempt(lambda given: self.compiled.ask(ask, given), inputs)
         self.crashes += isinstance(outcome, Crashed)
         return outcome
+
+    def in_bf16(self, dims: Mapping[str, int]) -> bool:
+        """Whether a variant in bfloat16 runs at these sizes."""
+        variant = Lookup(self.manifest, torch.get_num_threads()).variant(dims)
+        return variant is not None and variant.bf16 and self.compiled.runs == "compiled"
 
     def spend(self, budget: Budget, dims: Mapping[str, int], seconds: float) -> None:
         """A call of these sizes was made. What the very first took in memory is no measure: it warms up."""

@@ -18,9 +18,10 @@ from mctl.bundle_format import summary, tensors
 from mctl.bundle_format.archive import open_bundle, rewrite
 from mctl.bundle_format.errors import CompileError, UsageError
 from mctl.bundle_format.manifest import Tolerance
-from mctl.parity import selection
+from mctl.parity import gate, selection
 from mctl.parity import tune as tuning
 from mctl.parity.gate import FailedError, Made, compile_checked
+from mctl.parity.report import to_text
 from mctl.parity.selection import Duel, Selection
 from mctl.parity.tune import TuneOptions, reselect
 from mctl.runner import bench as timing
@@ -159,7 +160,11 @@ def test_a_variant_that_is_wrong_is_dropped(tune: Tune, monkeypatch: pytest.Monk
 def test_bfloat16_within_the_users_tolerance(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     winner(monkeypatch)
     allowed = Tolerance(rtol=1e-3, atol=1e-3)
+    judged = []
+    original = gate._Gate.fault_of
+    monkeypatch.setattr(gate._Gate, "fault_of", lambda *given: judged.append(given[1][0].name) or original(*given))
     made = tune("bf16", BF16, tolerance=allowed)
+    assert judged == ["bf16"]  # once
     assert [(variant.name, variant.bf16) for variant in made.manifest.variants] == [("dynamic", False), ("bf16", True)]
     assert made.manifest.tuning is not None
     assert {choice.variant for choice in made.manifest.tuning.choices} == {"bf16"}
@@ -184,7 +189,10 @@ def test_bfloat16_beyond_the_tolerance_is_not_measured(tune: Tune, monkeypatch: 
 def test_a_bundle_in_bfloat16_beyond_the_tolerance_is_refused(tune: Tune) -> None:
     with pytest.raises(FailedError, match="the bundle was not written: differs") as caught:
         tune("refused", precision="bf16")
-    assert "`--tolerance OUTPUT=RTOL,ATOL`" in (caught.value.hint or "")
+    wanted = "`--tolerance OUTPUT=RTOL,ATOL`, or compile with `--precision f32`"
+    assert wanted in (caught.value.hint or "")
+    text = "\n".join(to_text(caught.value.report))
+    assert wanted in text and "make it again" not in text
 
 
 def test_a_variant_whose_weights_cost_more_than_allowed_is_dropped(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
