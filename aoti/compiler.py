@@ -52,6 +52,7 @@ class CompileOptions:
     precision: Precision = "f32"
     tune: plan.Level = "none"
     standalone: Standalone = ""
+    standalone_slowdown: float | None = None  # how many times libtorch's time it may take; None: see parity/slowdown.py
     timeout: float | None = None  # seconds
     work_dir: Path | None = None  # where the temporary folder is made
 

@@ -4,7 +4,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from . import verdict
-from .compile import compile, tune_options
+from .compile import allowed_slowdown, compile, tune_options
 from .export import export
 from .parity import parity, parse_tolerances
 
@@ -72,5 +72,6 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         precision=options["precision"],
         tune=options["tune"],
         standalone=options["standalone"] or "",
+        standalone_slowdown=allowed_slowdown(options["standalone"], options["standalone_slowdown"]),
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
     )

@@ -49,6 +49,10 @@ def compile(
         Standalone | None,
         typer.Option(metavar="[=auto]", help="A bundle that needs no libtorch; auto: where that is possible."),
     ] = None,
+    standalone_slowdown: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="How many times libtorch's time that may take, measured here [auto: 1.05]."),
+    ] = None,
     tune: Annotated[
         Tune, typer.Option(help="Compile more variants, measure them here, and keep what is faster at some size.")
     ] = "none",
@@ -86,6 +90,7 @@ def compile(
         precision=precision,
         tune=tune,
         standalone=standalone or "",
+        standalone_slowdown=allowed_slowdown(standalone, standalone_slowdown),
         timeout=timeout,
         work_dir=work_dir,
     )
@@ -96,6 +101,17 @@ def compile(
             program, output, options, tuning=tuning, parity=parity, tolerance=tolerances, progress=progress
         )
     verdict.tell_made(made, {"json": json})
+
+
+def allowed_slowdown(standalone: Standalone | None, ratio: float | None) -> float | None:
+    """What `--standalone-slowdown` says. UsageError where that means nothing."""
+    if ratio is not None and standalone is None:
+        raise UsageError("`--standalone-slowdown` is for bundles without libtorch", "add `--standalone`")
+    if ratio is not None and not ratio >= 1:
+        raise UsageError(
+            f"`--standalone-slowdown {ratio:g}` is below 1", "1.05 allows 5 % more time than with libtorch"
+        )
+    return ratio
 
 
 def tune_options(

@@ -38,6 +38,8 @@ def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
         f"wrote {made.path}: {made.size / 1e6:.3g} MB, compiled in {seconds:.1f} s,"
         f" at most {stats.peak_bytes / 1e9:.2g} GB of memory, parity {made.manifest.parity}"
     )
+    for note in made.manifest.notes:
+        console.say(f"note: {note}")
     if options["json"]:
         console.emit_json(
             "mctl.bundle.made/1",

@@ -20,6 +20,7 @@ from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.program import ExportReport, ExportRequest, export_model, load_program
 from ..runner import native
+from . import slowdown
 from .check import Progress, examine
 from .report import Report, fair_tolerances, to_json
 from .runs import Compiled
@@ -79,6 +80,8 @@ def compile_checked(
     with compile_program(program_path, options, progress) as staged:
         if options.standalone:
             _without_libtorch(staged, options.standalone, progress)
+        if staged.manifest.standalone:
+            slowdown.settle(staged, options, tuning.measured_threads, progress)
         gate = None
         if parity:
             found = (truth or _from(program_path))(staged.manifest)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 from ..bundle_format.lookup import Lookup, covers
@@ -37,13 +37,15 @@ class Fixed:
     watch: Watch
     variant: str
     point: Point
+    longest: float = inf  # seconds of a turn
 
     @property
     def threads(self) -> int:
         return self.watch.threads
 
     def time(self, ask: Ask) -> tuple[int, ...]:
-        return self.watch.time(Ask(str(self.point.tensors), self.point.dims, self.variant, ask.seconds))
+        seconds = min(ask.seconds, self.longest)
+        return self.watch.time(Ask(str(self.point.tensors), self.point.dims, self.variant, seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,31 @@ class Duel:
         """Whether the second is faster by more than the noise; where the machine was disturbed, in every round."""
         return (self.ratio.middle if self.steady else self.ratio.high) < 1 - noise
 
+    @property
+    def slowdown(self) -> float:
+        """How many times as long the second takes at least."""
+        return self.ratio.middle if self.steady else self.ratio.low
+
+    def lost(self, allowed: float, noise: float) -> bool:
+        """Whether it takes more than `allowed` times as long, by more than the noise."""
+        return self.slowdown > allowed * (1 + noise)
+
 
 class DuelError(Exception):
     """One of the two cannot be measured; the message says why."""
 
 
-def duel(first: Fixed, second: Fixed, progress: Progress, quiet: Callable[[], timing.Machine] = timing.Machine) -> Duel:
+def duel(
+    first: Fixed,
+    second: Fixed,
+    progress: Progress,
+    quiet: Callable[[], timing.Machine] = timing.Machine,
+    *,
+    attempts: int = ATTEMPTS,
+) -> Duel:
     """Measures two in turn, again where something else disturbed them."""
     found = None
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         machine = quiet()
         measured, failed = timing.measure([first, second], second.point, progress, WINDOW)
         if failed:

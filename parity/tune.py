@@ -76,7 +76,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
     if not recipes:
         _note(staged, "not tuned: a model with state keeps its one variant")
         return
-    bench = _Bench(staged.folder / "tuning", native.find_runner(progress), threads)
+    bench = Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [staged.base])
     points = bench.points(plan.points(manifest.contract, manifest.buckets))
     selection = Selection(points, threads, staged.base.name)
@@ -111,7 +111,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
 def _try_all(
     staged: Staged,
     recipes: Sequence[Recipe],
-    bench: "_Bench",
+    bench: "Bench",
     selection: Selection,
     kept: dict[str, Built],
     budget: Budget,
@@ -201,7 +201,7 @@ def this_machine() -> Machine:
     return Machine(cpu=host.cpu_name(), cores=len(os.sched_getaffinity(0)), isa=host.isa_level())
 
 
-class _Bench:
+class Bench:
     """A bundle beside the real one, which the runner measures."""
 
     def __init__(self, folder: Path, runner: Path, threads: Sequence[int], bundle: Path | None = None) -> None:
@@ -219,7 +219,7 @@ class _Bench:
         self.manifest = staged.write(self._bundle)
         staged.manifest, staged.members = before
 
-    def open(self) -> "_Bench":
+    def open(self) -> "Bench":
         """The bundle that is there already."""
         with archives.open_bundle(self._bundle) as archive:
             self.manifest = archive.manifest
@@ -229,8 +229,9 @@ class _Bench:
         return next(variant for variant in self.manifest.variants if variant.name == name)
 
     @contextmanager
-    def watches(self) -> Iterator[list[Stopwatch]]:
-        libtorch = native.libtorch_for(self.manifest, None)
+    def watches(self, named: Path | None = None) -> Iterator[list[Stopwatch]]:
+        """One for each number of threads, as the bundle is served, or with the libtorch that is `named`."""
+        libtorch = native.libtorch_for(self.manifest, named)
         with ExitStack() as stack:
             yield [
                 stack.enter_context(runner_stopwatch(self._runner, self._bundle, libtorch, threads))
@@ -267,7 +268,7 @@ def reselect(path: Path, threads: tuple[int, ...], progress: Progress) -> Tuning
     with tempfile.TemporaryDirectory(prefix="mctl-reselect-") as work:
         known = archive.manifest.tuning
         numbers = threads or tuple(sorted({choice.threads for choice in known.choices} if known else {1}))
-        bench = _Bench(Path(work) / "points", native.find_runner(progress), numbers, path).open()
+        bench = Bench(Path(work) / "points", native.find_runner(progress), numbers, path).open()
         manifest = bench.manifest
         base = manifest.variants[0]
         points = bench.points(plan.points(manifest.contract, manifest.buckets))

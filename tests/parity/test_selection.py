@@ -112,6 +112,14 @@ def test_a_disturbed_run_is_repeated_and_has_to_be_won_in_every_round() -> None:
     assert not selection.Duel(1, 1, ratio, steady=False).won(0.05)
 
 
+def test_a_duel_is_lost_by_more_than_what_is_allowed_and_the_noise() -> None:
+    ratio = Ratio(1.2, 1.07, 1.5)
+    steady, disturbed = (selection.Duel(1, 1, ratio, steady=steady) for steady in (True, False))
+    assert (steady.slowdown, disturbed.slowdown) == (1.2, 1.07)
+    assert steady.lost(1.05, 0.1) and not steady.lost(1.05, 0.15) and not steady.lost(1.2, 0.0)
+    assert disturbed.lost(1.05, 0.01) and not disturbed.lost(1.05, 0.02)
+
+
 def test_a_variant_that_fails_is_an_error() -> None:
     watch = Watch({("dynamic", 1): 1000, ("dynamic", 8): 1000})
     with pytest.raises(selection.DuelError, match="b crashed"):

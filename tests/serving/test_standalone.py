@@ -1,6 +1,7 @@
 """Bundles that need no libtorch: compiled, checked and served without it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,10 @@ def test_compile_says_and_checks_it(bundle: Path, mctl_ok: Callable) -> None:  #
         or "x86" not in manifest.target.isa
     )
     assert operators(imports) == tuple(sorted(OPERATORS))
+    (measured,) = (note for note in manifest.notes if note.startswith("standalone"))
+    assert re.match(
+        r"standalone(, but slower)?: without libtorch a call takes .* times as long at batch \d+ \(", measured
+    )
     assert "needs no libtorch" in mctl_ok("inspect", bundle).stdout
 
 
