@@ -102,6 +102,7 @@ SHAPES = [
     (13, 33, 17),
     (64, 40, 100),
     (30, 1100, 40),
+    (9, 70, 70),
     (1, 64, 64),
     (0, 3, 4),
     (3, 0, 4),
@@ -147,6 +148,25 @@ def test_products_on_threads(shim: ctypes.CDLL) -> None:
     with Given(shim, out, many, others) as handles:
         call(shim.aoti_torch_cpu_bmm_out, *handles)
     near(out, torch.bmm(many.double(), others.double()).float(), 70)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [64, 257])
+def test_rows_do_not_depend_on_their_batch(shim: ctypes.CDLL, dtype: torch.dtype, depth: int) -> None:
+    """The same bits for a row alone, in a few and in many, however the factors lie; numbers after an odd one too."""
+    a, b = random(70, depth, dtype=dtype), random(depth, 101, dtype=dtype, seed=1)
+    after_one = torch.cat([a[:, :1], a], 1)[:, 1:]
+    wanted = None
+    for one in (a, LAYOUTS["columns"](a), after_one):
+        for other in (b, LAYOUTS["columns"](b), LAYOUTS["steps"](b)):
+            for rows in (1, 7, 12, 13, 70):
+                out = torch.zeros(rows, 101, dtype=dtype)
+                with Given(shim, out, one[:rows], other) as handles:
+                    call(shim.aoti_torch_cpu_mm_out, *handles)
+                wanted = out if wanted is None else wanted
+                assert torch.equal(out[:1], wanted), (rows, one.stride(), other.stride())
+    assert wanted is not None
+    near(wanted, (a[:1].double() @ b.double()).to(dtype), depth)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
@@ -657,21 +677,23 @@ def test_search(shim: ctypes.CDLL, dtype: torch.dtype, right: bool) -> None:
     assert "does not fit" in words
 
 
-@pytest.fixture(params=[4, 8])
+@pytest.fixture(params=[4, 8, 16])
 def narrower(request: pytest.FixtureRequest, shim: ctypes.CDLL) -> Iterator[None]:
-    """The kernels for CPUs with vectors of so many floats."""
+    """The kernels for CPUs with vectors of so many floats, and without products of bfloat16."""
     shim.mctl_shim_limit_vectors(request.param)
     yield
-    shim.mctl_shim_limit_vectors(16)
+    shim.mctl_shim_limit_vectors(32)
 
 
 def test_narrower_vectors(shim: ctypes.CDLL, narrower: None) -> None:
     for dtype in (*FLOATS, torch.int64):
-        for m, k, n in ((1, 5, 3), (13, 40, 50), (64, 7, 33)):
-            a, b, out = random(m, k, dtype=dtype), random(k, n, dtype=dtype, seed=1), torch.zeros(m, n, dtype=dtype)
-            with Given(shim, out, a, b) as handles:
-                call(shim.aoti_torch_cpu_mm_out, *handles)
-            near(out, (a.double() @ b.double()).to(dtype), k)
+        for m, k, n in ((1, 5, 3), (5, 43, 50), (13, 40, 50), (64, 7, 33)):
+            for layout in ("rows", "columns"):
+                a, b = random(m, k, dtype=dtype), LAYOUTS[layout](random(k, n, dtype=dtype, seed=1))
+                out = torch.zeros(m, n, dtype=dtype)
+                with Given(shim, out, a, b) as handles:
+                    call(shim.aoti_torch_cpu_mm_out, *handles)
+                near(out, (a.double() @ b.double()).to(dtype), k)
     q = random(2, 3, 60, 33)
     wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), q.double(), q.double(), is_causal=True)
     near(attention(shim, q, q, q, None, True, None)[0], wanted.float())

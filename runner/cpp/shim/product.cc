@@ -6,31 +6,70 @@
 namespace mctl::shim {
 namespace {
 
+using shim::pack_panel, shim::pack_row;
+
+// May two of them be read at once, as pairs?
+bool lies_as_pairs(const Bfloat16* data) { return reinterpret_cast<std::uintptr_t>(data) % sizeof(Pair) == 0; }
+
+Pair pair(Bfloat16 low, Bfloat16 high) { return Pair{low.bits} | Pair{high.bits} << 16; }
+
+// Numbers in an element of a product.
+template <class Element>
+constexpr std::int64_t kTaken = std::is_same_v<Element, Pair> ? 2 : 1;
+
+void pack_row(const Bfloat16* from, std::int64_t step, std::int64_t count, Pair* to) {
+  const std::int64_t pairs = count / 2;
+  for (std::int64_t l = 0; l < pairs; ++l) to[l] = pair(from[2 * l * step], from[(2 * l + 1) * step]);
+  if (count % 2 != 0) to[pairs] = pair(from[2 * pairs * step], Bfloat16(0.0f));
+}
+
+// Panels of pairs: of k rows two at a time.
+void pack_panel(Strided<const Bfloat16> from, std::int64_t k, std::int64_t columns, std::int64_t width, Pair* to) {
+  const std::int64_t pairs = k / 2, half = width / 2;
+  const bool full = columns == width, in_columns = from.column % 2 == 0 && lies_as_pairs(from.data);
+  if (full && from.column == 1) {
+    for (std::int64_t j = 0; j < width; j += half) kernels().zip(&from(0, j)->bits, from.row, pairs, to + j, width);
+  } else if (full && from.row == 1 && in_columns) {
+    for (std::int64_t j = 0; j < width; j += half) kernels().turn(from(0, j), from.column / 2, pairs, to + j, width);
+  } else {
+    for (std::int64_t l = 0; l < pairs; ++l) {
+      for (std::int64_t j = 0; j < columns; ++j) to[l * width + j] = pair(*from(2 * l, j), *from(2 * l + 1, j));
+      std::fill(to + l * width + columns, to + (l + 1) * width, Pair{0});
+    }
+  }
+  to += pairs * width;
+  if (k % 2 == 0) return;
+  for (std::int64_t j = 0; j < width; ++j) to[j] = j < columns ? pair(*from(k - 1, j), Bfloat16(0.0f)) : Pair{0};
+}
+
 // One thread's, or one team's, way through a product: what cannot be read where it lies is packed first.
-template <class E>
+template <class E, class Element>
 class Run {
  public:
   using T = Sum<E>;
 
   explicit Run(const Product<E>& product)
       : product_(product),
-        tiles_(tiles_for<T>()),
+        tiles_(tiles_for<T, Element>()),
+        k_((product.k + kTaken<Element> - 1) / kTaken<Element>),
         panels_((product.n + tiles_.columns - 1) / tiles_.columns),
         blocks_((product.m + tiles_.rows - 1) / tiles_.rows),
-        rows_in_place_(kSame && (product.a.column == 1 || product.k == 1) && !collides(product.a.row)),
-        panels_in_place_(kSame && (product.b.column == 1) && product.m <= 4 * tiles_.rows) {}
+        rows_in_place_(in_place(product.a, product.next_a) && !collides(product.a.row)),
+        turned_(sizeof(Element) == 4 && product.m <= tiles_.rows && in_place(turned(product.b), product.next_b)),
+        panels_in_place_(turned_ ||
+                         (kSame && product.b.column == 1 && (product.m <= 4 * tiles_.rows || near(product.b.row)))) {}
 
   // Bytes of scratch memory; negative if there are more than can be counted.
   std::int64_t bytes() const {
     std::int64_t rows = 0, columns = 0, whole = 0;
     const bool fits = (rows_in_place_ || !__builtin_mul_overflow(product_.m, row_stride(), &rows)) &&
-                      !__builtin_mul_overflow(packed_panels() * tiles_.columns, product_.k, &columns) &&
+                      !__builtin_mul_overflow(packed_panels() * tiles_.columns, k_, &columns) &&
                       !__builtin_add_overflow(rows, columns, &whole) &&
-                      !__builtin_mul_overflow(whole, std::int64_t{sizeof(T)}, &whole);
+                      !__builtin_mul_overflow(whole, std::int64_t{sizeof(Element)}, &whole);
     return fits ? whole : -1;
   }
 
-  void one(std::int64_t number, T* scratch, int threads) {
+  void one(std::int64_t number, Element* scratch, int threads) {
     a_ = product_.a;
     b_ = product_.b;
     a_.data += number * product_.next_a;
@@ -39,11 +78,10 @@ class Run {
     out_ = product_.out;
     if (product_.beta != T(0)) self_.data += number * product_.next_self;
     out_.data += number * product_.next_out;
-    rows_ = scratch + packed_panels() * tiles_.columns * product_.k;
+    rows_ = scratch + packed_panels() * tiles_.columns * k_;
     columns_ = scratch;
-    const std::int64_t rows = rows_in_place_ ? 0 : product_.m, first = panels_ - packed_panels();
-    share_out(threads, rows,
-              [&](std::int64_t i, int) { pack_row(a_(i, 0), a_.column, product_.k, rows_ + i * row_stride()); });
+    if (!rows_in_place_) pack_rows(threads);
+    const std::int64_t first = panels_ - packed_panels();
     share_out(threads, packed_panels(), [&](std::int64_t i, int) {
       const std::int64_t panel = first + i;
       pack_panel(Strided<const E>{b_(0, panel * tiles_.columns), b_.row, b_.column}, product_.k, columns_of(panel),
@@ -53,34 +91,75 @@ class Run {
   }
 
  private:
-  static constexpr bool kSame = std::is_same_v<E, T>;
+  static constexpr bool kSame = std::is_same_v<E, Element>;
+
+  static Strided<const E> turned(const Strided<const E>& of) { return {of.data, of.column, of.row}; }
+
+  // Can the matrix's rows be read as elements of a product where they lie?
+  bool in_place(const Strided<const E>& of, std::int64_t next) const {
+    if (of.column != 1 && product_.k != 1) return false;
+    if constexpr (kTaken<Element> == 2)
+      return product_.k % 2 == 0 && of.row % 2 == 0 && next % 2 == 0 && lies_as_pairs(of.data);
+    return kSame;
+  }
 
   // Long rows that all begin in the same lines of the cache.
   bool collides(std::int64_t stride) const { return product_.k >= 1024 && stride * sizeof(E) % 4096 == 0; }
 
-  std::int64_t row_stride() const { return product_.k + 64 / static_cast<std::int64_t>(sizeof(T)); }
+  // Is all of b, with rows so far apart, small enough to be read again and again where it lies?
+  bool near(std::int64_t stride) const {
+    return static_cast<double>(product_.k) * static_cast<double>(stride) * sizeof(E) <= 1 << 16;
+  }
+
+  std::int64_t row_stride() const { return k_ + 64 / static_cast<std::int64_t>(sizeof(Element)); }
   std::int64_t columns_of(std::int64_t panel) const {
     return std::min<std::int64_t>(tiles_.columns, product_.n - panel * tiles_.columns);
   }
   // The last ones; a panel that is not full cannot be read in place.
   std::int64_t packed_panels() const { return panels_in_place_ ? (product_.n % tiles_.columns != 0 ? 1 : 0) : panels_; }
-  T* packed(std::int64_t panel) const {
-    return columns_ + (panel - (panels_ - packed_panels())) * tiles_.columns * product_.k;
+  Element* packed(std::int64_t panel) const {
+    return columns_ + (panel - (panels_ - packed_panels())) * tiles_.columns * k_;
+  }
+
+  void pack_rows(int threads) {
+    std::int64_t done = 0;  // of k
+    if constexpr (std::is_same_v<E, float>) {
+      const std::int64_t width = tiles_.columns / 2, blocks = a_.row == 1 ? product_.k / width : 0;
+      share_out(threads, blocks, [&](std::int64_t i, int) {
+        kernels().turn(a_(0, i * width), a_.column, product_.m, rows_ + i * width, row_stride());
+      });
+      done = blocks * width;
+    }
+    share_out(threads, product_.m, [&](std::int64_t i, int) {
+      pack_row(a_(i, done), a_.column, product_.k - done, rows_ + i * row_stride() + done);
+    });
   }
 
   void block(std::int64_t panel, std::int64_t number) {
     const std::int64_t row = product_.m * number / blocks_, rows = product_.m * (number + 1) / blocks_ - row;
     const std::int64_t column = panel * tiles_.columns, columns = columns_of(panel);
-    const T *a = rows_ + row * row_stride(), *b = packed(panel);
+    const Element *a = rows_ + row * row_stride(), *b = packed(panel);
     std::int64_t a_stride = row_stride(), b_stride = tiles_.columns;
-    if constexpr (kSame) {
-      if (rows_in_place_) a = a_(row, 0), a_stride = a_.row;
-      if (panel < panels_ - packed_panels()) b = b_(0, column), b_stride = b_.row;
+    if (rows_in_place_) a = as_elements(a_(row, 0)), a_stride = a_.row / kTaken<Element>;
+    auto tile = tiles_(rows);
+    if (panel < panels_ - packed_panels()) {
+      b = as_elements(b_(0, column));
+      b_stride = (turned_ ? b_.column : b_.row) / kTaken<Element>;
+      if (turned_) tile = tiles_.turned[rows - 1];
+    }
+    if constexpr (std::is_same_v<E, T>) {
       if (columns == tiles_.columns && out_.column == 1 && product_.alpha == T(1) && product_.beta == T(0))
-        return tiles_(rows)(product_.k, a, a_stride, b, b_stride, out_(row, column), out_.row);
+        return tile(k_, a, a_stride, b, b_stride, out_(row, column), out_.row);
     }
     alignas(64) T sums[Tiles<T>::kMost * kMostColumns];
-    tiles_(rows)(product_.k, a, a_stride, b, b_stride, sums, tiles_.columns);
+    tile(k_, a, a_stride, b, b_stride, sums, tiles_.columns);
+    if constexpr (std::is_same_v<E, Bfloat16>) {
+      if (out_.column == 1 && product_.alpha == T(1) && product_.beta == T(0)) {
+        for (std::int64_t i = 0; i < rows; ++i)
+          kernels().narrow(sums + i * tiles_.columns, columns, &out_(row + i, column)->bits);
+        return;
+      }
+    }
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t j = 0; j < columns; ++j) {
         T value = product_.alpha * sums[i * tiles_.columns + j];
@@ -89,34 +168,43 @@ class Run {
       }
   }
 
+  static const Element* as_elements(const E* data) { return reinterpret_cast<const Element*>(data); }
+
   static constexpr int kMostColumns = 32;  // floats of two AVX-512 registers
 
   const Product<E>& product_;
-  const Tiles<T>& tiles_;
-  std::int64_t panels_, blocks_;
-  bool rows_in_place_, panels_in_place_;
+  const Tiles<T, Element>& tiles_;
+  std::int64_t k_, panels_, blocks_;  // k_: in elements of the tiles
+  bool rows_in_place_, turned_, panels_in_place_;
   Strided<const E> a_{}, b_{}, self_{};
   Strided<E> out_{};
-  T *rows_ = nullptr, *columns_ = nullptr;
+  Element *rows_ = nullptr, *columns_ = nullptr;
 };
+
+// Many products are shared out among the threads, each of few is.
+template <class Element, class E>
+AOTITorchError run_as(const Product<E>& product) {
+  const int threads = threads_for(static_cast<double>(product.count) * static_cast<double>(product.m) *
+                                  static_cast<double>(product.n) * static_cast<double>(product.k) / 16);
+  const bool across = threads > 1 && product.count >= threads;
+  const Run<E, Element> way(product);
+  const Scratch scratch(across ? threads : 1, way.bytes());
+  if (!scratch) return kFailed;
+  const std::int64_t each = way.bytes() / std::int64_t{sizeof(Element)};
+  share_out(across ? threads : 1, product.count, [&](std::int64_t i, int thread) {
+    Run<E, Element>(way).one(i, scratch.at<Element>(thread * each), across ? 1 : threads);
+  });
+  return kDone;
+}
 
 }  // namespace
 
-// Many products are shared out among the threads, each of few is.
 template <class E>
 AOTITorchError Product<E>::run() const {
   if (count == 0 || m == 0 || n == 0) return kDone;
-  const int threads = threads_for(static_cast<double>(count) * static_cast<double>(m) * static_cast<double>(n) *
-                                  static_cast<double>(k) / 16);
-  const bool across = threads > 1 && count >= threads;
-  const Run<E> way(*this);
-  const Scratch scratch(across ? threads : 1, way.bytes());
-  if (!scratch) return kFailed;
-  const std::int64_t each = way.bytes() / std::int64_t{sizeof(Sum<E>)};
-  share_out(across ? threads : 1, count, [&](std::int64_t i, int thread) {
-    Run<E>(way).one(i, scratch.at<Sum<E>>(thread * each), across ? 1 : threads);
-  });
-  return kDone;
+  if constexpr (std::is_same_v<E, Bfloat16>)
+    if (kernels().pairs.rows > 0) return run_as<Pair>(*this);
+  return run_as<Sum<E>>(*this);
 }
 
 namespace {

@@ -12,9 +12,11 @@ namespace mctl::shim {
 template <class E>
 using Sum = std::conditional_t<std::is_integral_v<E>, std::uint64_t, std::conditional_t<is_narrow<E>, float, E>>;
 
-template <class T>
-const Tiles<T>& tiles_for() {
-  if constexpr (std::is_same_v<T, float>)
+template <class T, class Element = T>
+const Tiles<T, Element>& tiles_for() {
+  if constexpr (!std::is_same_v<T, Element>)
+    return kernels().pairs;
+  else if constexpr (std::is_same_v<T, float>)
     return kernels().floats;
   else if constexpr (std::is_same_v<T, double>)
     return kernels().doubles;
@@ -72,15 +74,24 @@ void pack_row(const E* from, std::int64_t step, std::int64_t count, T* to) {
     for (std::int64_t i = 0; i < count; ++i) to[i] = cast<T>(from[i * step]);
 }
 
+constexpr std::int64_t kAhead = 12;  // rows, of long strides, that are asked for before they are read
+
 // `columns` columns as a panel: k rows of `width` elements, of which those beyond are 0.
 template <class T, class E>
 void pack_panel(Strided<const E> from, std::int64_t k, std::int64_t columns, std::int64_t width, T* to) {
   if (from.column == 1 || columns == 1) {
     for (std::int64_t l = 0; l < k; ++l, to += width) {
+      if (l + kAhead < k) __builtin_prefetch(from(l + kAhead, 0));
       pack_row(from(l, 0), 1, columns, to);
       std::fill(to + columns, to + width, T(0));
     }
     return;
+  }
+  if constexpr (std::is_same_v<E, float> && std::is_same_v<T, float>) {
+    if (from.row == 1 && columns == width) {
+      for (std::int64_t j = 0; j < width; j += width / 2) kernels().turn(from(0, j), from.column, k, to + j, width);
+      return;
+    }
   }
   constexpr std::int64_t kBlock = 16;  // what is read along the rows and written across them stays in the cache
   for (std::int64_t l = 0; l < k; l += kBlock, to += kBlock * width) {

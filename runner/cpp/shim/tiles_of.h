@@ -1,8 +1,12 @@
 // The kernels of tiles.h for vectors of MCTL_FLOATS floats and MCTL_DOUBLES doubles, with tiles of MCTL_ROWS rows, as
-// MCTL_KERNELS. Each file that includes this is compiled for the CPUs that have such vectors, so nothing here may be
-// shared with others: no inline function of a header is called.
+// MCTL_KERNELS; or, with MCTL_PAIRS, only the tiles of pairs as that. Each file that includes this is compiled for the
+// CPUs that have such vectors, so nothing here may be shared with others: no inline function of a header is called, but
+// for the instructions' own.
 #pragma once
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #include <string.h>
 
 #include "exponential.h"
@@ -13,41 +17,198 @@ namespace {
 using std::int64_t;
 
 typedef std::uint64_t Wholes __attribute__((vector_size(8 * MCTL_DOUBLES)));
+typedef std::uint32_t Words __attribute__((vector_size(4 * MCTL_FLOATS)));
+typedef std::uint16_t Halves __attribute__((vector_size(2 * MCTL_FLOATS)));
 
-template <class Vector, class T, int kRows>
-void tile(int64_t k, const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* out, int64_t out_stride) {
+template <class Vector, class T>
+Vector plus_product(Vector sum, T x, Vector y) {
+  return sum + x * y;
+}
+
+#ifdef MCTL_PAIRS
+// It takes denormals for 0, and makes 0 of denormal sums.
+Floats plus_product(Floats sum, mctl::shim::Pair x, Words y) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(x - Words{}), (__m512bh)y);
+}
+#endif
+
+// Of 4-byte elements, four of each column: those of columns i, 4 + i, 8 + i, .. side by side.
+template <class Element>
+inline __attribute__((always_inline)) Words four_of(const Element* from, [[maybe_unused]] int64_t step) {
+  Words result;
+#if MCTL_FLOATS == 16
+  const auto at = [&](int column) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + column * step)); };
+  __m512i whole = _mm512_castsi128_si512(at(0));
+  whole = _mm512_inserti32x4(whole, at(4), 1);
+  whole = _mm512_inserti32x4(whole, at(8), 2);
+  result = (Words)_mm512_inserti32x4(whole, at(12), 3);
+#elif MCTL_FLOATS == 8
+  const auto at = [&](int column) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + column * step)); };
+  result = (Words)_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(4), 1);
+#else
+  memcpy(&result, from, sizeof result);
+#endif
+  return result;
+}
+
+// out[l][j] = from[j * step + l] for four l.
+template <class Element>
+inline __attribute__((always_inline)) void turn_four(const Element* from, int64_t step, Words* out) {
+  const Words x[4] = {four_of(from, step), four_of(from + step, step), four_of(from + 2 * step, step),
+                      four_of(from + 3 * step, step)};
+#if MCTL_FLOATS == 16
+#define MCTL_ZIP(what, one, other) _mm512_unpack##what((__m512i)(one), (__m512i)(other))
+#elif MCTL_FLOATS == 8
+#define MCTL_ZIP(what, one, other) _mm256_unpack##what((__m256i)(one), (__m256i)(other))
+#endif
+#ifdef MCTL_ZIP
+  const auto low = MCTL_ZIP(lo_epi32, x[0], x[1]), other_low = MCTL_ZIP(lo_epi32, x[2], x[3]);
+  const auto high = MCTL_ZIP(hi_epi32, x[0], x[1]), other_high = MCTL_ZIP(hi_epi32, x[2], x[3]);
+  out[0] = (Words)MCTL_ZIP(lo_epi64, low, other_low);
+  out[1] = (Words)MCTL_ZIP(hi_epi64, low, other_low);
+  out[2] = (Words)MCTL_ZIP(lo_epi64, high, other_high);
+  out[3] = (Words)MCTL_ZIP(hi_epi64, high, other_high);
+#else
+  for (int l = 0; l < 4; ++l) out[l] = Words{x[0][l], x[1][l], x[2][l], x[3][l]};
+#endif
+}
+
+template <class Element>
+Words turn_one(const Element* from, int64_t step) {
+  Words result;
+  for (int j = 0; j < MCTL_FLOATS; ++j) {
+    std::uint32_t word;
+    memcpy(&word, from + j * step, sizeof word);
+    result[j] = word;
+  }
+  return result;
+}
+
+// An element, wherever it lies.
+template <class Element>
+Element at(const Element* place) {
+  Element x;
+  memcpy(&x, place, sizeof x);
+  return x;
+}
+
+// `Vector` holds sums, `Factors` as many elements.
+template <class Vector, class Factors, class T, class Element, int kRows>
+void tile(int64_t k, const Element* a, int64_t a_stride, const Element* b, int64_t b_stride, T* out,
+          int64_t out_stride) {
   constexpr int kLanes = sizeof(Vector) / sizeof(T);
   Vector sums[kRows][2] = {};
   for (int64_t l = 0; l < k; ++l, b += b_stride) {
-    Vector left, right;
+    Factors left, right;
     memcpy(&left, b, sizeof left);
     memcpy(&right, b + kLanes, sizeof right);
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const Vector x = a[i * a_stride + l] - Vector{};
-      sums[i][0] += x * left;
-      sums[i][1] += x * right;
+      const Element x = at(a + i * a_stride + l);
+      sums[i][0] = plus_product(sums[i][0], x, left);
+      sums[i][1] = plus_product(sums[i][1], x, right);
     }
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) memcpy(out + i * out_stride, sums[i], sizeof sums[i]);
 }
 
-template <class Vector, class T, int kRow>
-constexpr mctl::shim::Tile<T> tile_of() {
-  if constexpr (kRow <= MCTL_ROWS)
-    return tile<Vector, T, kRow>;
-  else
-    return nullptr;
+// sums[i][kHalf] += a[i][l] * words
+template <int kHalf, class Factors, class Element, int kRows>
+inline __attribute__((always_inline)) void add(const Element* a, int64_t a_stride, Words words,
+                                               Floats (&sums)[kRows][2]) {
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) sums[i][kHalf] = plus_product(sums[i][kHalf], at(a + i * a_stride), (Factors)words);
 }
 
-template <class Vector, class T>
-constexpr mctl::shim::Tiles<T> tiles() {
-  return {MCTL_ROWS,
-          2 * sizeof(Vector) / sizeof(T),
-          {tile_of<Vector, T, 1>(), tile_of<Vector, T, 2>(), tile_of<Vector, T, 3>(), tile_of<Vector, T, 4>(),
-           tile_of<Vector, T, 5>(), tile_of<Vector, T, 6>(), tile_of<Vector, T, 7>(), tile_of<Vector, T, 8>(),
-           tile_of<Vector, T, 9>(), tile_of<Vector, T, 10>(), tile_of<Vector, T, 11>(), tile_of<Vector, T, 12>()}};
+// For four l.
+template <int kHalf, class Factors, class Element, int kRows>
+inline __attribute__((always_inline)) void add_four(const Element* a, int64_t a_stride, const Element* b,
+                                                    int64_t b_stride, Floats (&sums)[kRows][2]) {
+  Words four[4];
+  turn_four(b + kHalf * MCTL_FLOATS * b_stride, b_stride, four);
+  add<kHalf, Factors>(a, a_stride, four[0], sums);
+  add<kHalf, Factors>(a + 1, a_stride, four[1], sums);
+  add<kHalf, Factors>(a + 2, a_stride, four[2], sums);
+  add<kHalf, Factors>(a + 3, a_stride, four[3], sums);
+}
+
+// The same with columns in the place of b's rows.
+template <class Factors, class Element, int kRows>
+void turned_tile(int64_t k, const Element* a, int64_t a_stride, const Element* b, int64_t b_stride, float* out,
+                 int64_t out_stride) {
+  Floats sums[kRows][2] = {};
+  for (; k >= 4; k -= 4, a += 4, b += 4) {
+    add_four<0, Factors>(a, a_stride, b, b_stride, sums);
+    add_four<1, Factors>(a, a_stride, b, b_stride, sums);
+  }
+  for (; k > 0; --k, ++a, ++b) {
+    add<0, Factors>(a, a_stride, turn_one(b, b_stride), sums);
+    add<1, Factors>(a, a_stride, turn_one(b + MCTL_FLOATS * b_stride, b_stride), sums);
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) memcpy(out + i * out_stride, sums[i], sizeof sums[i]);
+}
+
+template <class Vector, class Factors, class T, class Element, int kRow = 1>
+constexpr void fill(mctl::shim::Tiles<T, Element>& tiles) {
+  if constexpr (kRow <= MCTL_ROWS) {
+    tiles.of_rows[kRow - 1] = tile<Vector, Factors, T, Element, kRow>;
+    if constexpr (sizeof(Element) == 4) tiles.turned[kRow - 1] = turned_tile<Factors, Element, kRow>;
+    fill<Vector, Factors, T, Element, kRow + 1>(tiles);
+  }
+}
+
+template <class Vector, class T, class Factors = Vector, class Element = T>
+constexpr mctl::shim::Tiles<T, Element> tiles() {
+  mctl::shim::Tiles<T, Element> made{MCTL_ROWS, 2 * sizeof(Vector) / sizeof(T), {}, {}};
+  fill<Vector, Factors>(made);
+  return made;
+}
+
+#ifndef MCTL_PAIRS
+
+void turn(const void* from_any, int64_t step, int64_t count, void* to_any, int64_t to_stride) {
+  const auto* from = static_cast<const std::uint32_t*>(from_any);
+  auto* to = static_cast<std::uint32_t*>(to_any);
+  for (; count >= 4; count -= 4, from += 4) {
+    Words four[4];
+    turn_four(from, step, four);
+    for (int l = 0; l < 4; ++l, to += to_stride) memcpy(to, &four[l], sizeof four[l]);
+  }
+  for (; count > 0; --count, ++from, to += to_stride) {
+    const Words one = turn_one(from, step);
+    memcpy(to, &one, sizeof one);
+  }
+}
+
+void zip(const std::uint16_t* from, int64_t step, int64_t count, mctl::shim::Pair* to, int64_t to_stride) {
+  for (; count > 0; --count, from += 2 * step, to += to_stride) {
+    Halves low, high;
+    memcpy(&low, from, sizeof low);
+    memcpy(&high, from + step, sizeof high);
+    const Words pairs = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
+    memcpy(to, &pairs, sizeof pairs);
+  }
+}
+
+Halves nearest_halves(Floats x) {
+  const Words bits = (Words)x, nan = (Words)(x != x), nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return __builtin_convertvector((nan & 0x7fc0) | (~nan & nearest), Halves);
+}
+
+void narrow(const float* from, int64_t count, std::uint16_t* to) {
+  for (; count >= MCTL_FLOATS; count -= MCTL_FLOATS, from += MCTL_FLOATS, to += MCTL_FLOATS) {
+    Floats x;
+    memcpy(&x, from, sizeof x);
+    const Halves halves = nearest_halves(x);
+    memcpy(to, &halves, sizeof halves);
+  }
+  if (count == 0) return;
+  Floats x = {};
+  memcpy(&x, from, static_cast<unsigned long>(count) * sizeof(float));
+  const Halves halves = nearest_halves(x);
+  memcpy(to, &halves, static_cast<unsigned long>(count) * sizeof(std::uint16_t));
 }
 
 float exponentials(float* x, int64_t count, float scale, float base) {
@@ -66,12 +227,25 @@ float exponentials(float* x, int64_t count, float scale, float base) {
   return sum;
 }
 
+#endif
+
 }  // namespace
 
 namespace mctl::shim {
 
+#ifdef MCTL_PAIRS
+extern const Tiles<float, Pair> MCTL_PAIRS;
+const Tiles<float, Pair> MCTL_PAIRS = tiles<Floats, float, Words, Pair>();
+#else
 extern const Kernels MCTL_KERNELS;
-const Kernels MCTL_KERNELS = {tiles<Floats, float>(), tiles<Doubles, double>(), tiles<Wholes, std::uint64_t>(),
-                              exponentials};
+const Kernels MCTL_KERNELS = {tiles<Floats, float>(),
+                              tiles<Doubles, double>(),
+                              tiles<Wholes, std::uint64_t>(),
+                              {},
+                              exponentials,
+                              turn,
+                              zip,
+                              narrow};
+#endif
 
 }  // namespace mctl::shim
