@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PANEL = 32  # outputs
+DEPTHWISE = 16  # channels, at least, for a way of their own
 
 
 def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -22,10 +23,15 @@ def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def pack_conv2d(weight: Tensor, groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """[n, c / groups, kh, kw] to [groups, ceil(n / groups / 32), kh * kw * c / groups, 32], channels innermost; in
-    bfloat16 as pack_linear has it. Depthwise weights (c = n = groups) are [1, 1, kh * kw, n], always float32.
+    bfloat16 as pack_linear has it, the channels of each tap in pairs. Depthwise weights (c = n = groups, 16 or more)
+    become [1, 1, kh * kw, ceil(n / 32) * 32], always float32.
     """
     n, c, kh, kw = weight.shape
-    if c == 1 and n == groups > 1:
-        return weight.view(n, kh * kw).t().contiguous().view(1, 1, kh * kw, n)
-    rows = weight.permute(0, 2, 3, 1).reshape(groups, n // groups, kh * kw * c)
+    if c == 1 and n == groups >= DEPTHWISE:
+        taps = weight.view(n, kh * kw).t().contiguous()
+        return pad(taps, (0, -n % PANEL)).view(1, 1, kh * kw, -1)
+    pixels = weight.permute(0, 2, 3, 1)
+    if dtype is torch.bfloat16:
+        pixels = pad(pixels, (0, c % 2))
+    rows = pixels.reshape(groups, n // groups, -1)
     return torch.stack([pack_linear(group, dtype) for group in rows])

@@ -79,17 +79,18 @@ inline Rows<const float> factors(std::int64_t rows, std::int64_t k, Rows<const f
   return {copy.data, copy.stride};
 }
 
+// `k` floats, rounded to bfloat16, as pairs.
+inline void round_to(const float* x, std::int64_t k, Pair* to) {
+  for (std::int64_t i = 0; i < k / 2; ++i) to[i] = rounded(x[2 * i]) | rounded(x[2 * i + 1]) << 16;
+  if (k % 2 != 0) to[k / 2] = rounded(x[k - 1]);
+}
+
 // Rounded to bfloat16.
 template <>
 inline Rows<const Pair> factors(std::int64_t rows, std::int64_t k, Rows<const float> from) {
   const std::int64_t stride = ((elements<Pair>(k) + kLanes - 1) / kLanes | 1) * kLanes;  // odd: rows do not collide
   const Rows<Pair> to{scratch<0, Pair>(rows * stride), stride};
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const float* const x = from[row];
-    Pair* const pairs = to[row];
-    for (std::int64_t i = 0; i < k / 2; ++i) pairs[i] = rounded(x[2 * i]) | rounded(x[2 * i + 1]) << 16;
-    if (k % 2 != 0) pairs[k / 2] = rounded(x[k - 1]);
-  }
+  for (std::int64_t row = 0; row < rows; ++row) round_to(from[row], k, to[row]);
   return {to.data, to.stride};
 }
 

@@ -5,46 +5,47 @@ namespace mctl {
 namespace {
 
 // The row `a` + i of four begins `i` strides after it: an address that the processor adds up, where a register for each
-// row would be one too many.
+// row would be too many.
 constexpr int kTogether = 4;
 
+// The sums of MR rows and NV vectors of columns, and the bias.
 template <int MR, int NV, class Element>
-void block(std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column, std::int64_t row,
-           const Finish& finish, Rows<float> out) {
-  constexpr bool kOnePanel = NV * kLanes <= kPanel;
-  const Element* weights[kOnePanel ? 1 : NV];
-  for (int j = 0; j < (kOnePanel ? 1 : NV); ++j) {
-    const std::int64_t at = column + j * kLanes;
-    weights[j] = b.data + at / kPanel * b.panel + at % kPanel;
-  }
+[[gnu::noinline]] void block(const Terms& k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
+                             const Floats* bias, Rows<float> to) {
+  constexpr int kVectors = kPanel / kLanes;
   const Element* rows[(MR + kTogether - 1) / kTogether];
-  for (int i = 0; i < MR; i += kTogether) rows[i / kTogether] = a[row + i];
-  const std::int64_t stride = a.stride;
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; i += kTogether) rows[i / kTogether] = a[i];
+#pragma GCC unroll 16
   for (int i = 0; i < MR; ++i)  // the stores would wait for memory, and what follows for them
-    for (int j = 0; j < NV; ++j) __builtin_prefetch(out[row + i] + column + j * kLanes, 1);
-  Floats sums[MR][NV] = {};
-  for (std::int64_t l = 0; l < k; ++l) {
-    decltype(load(weights[0])) w[NV];
-    for (int j = 0; j < NV; ++j)
-      w[j] = load(kOnePanel ? weights[0] + l * b.step + j * kLanes : weights[j] + l * b.step);
-    for (int i = 0; i < MR; ++i) {
-      const auto x = all(rows[i / kTogether][i % kTogether * stride + l]);
-      for (int j = 0; j < NV; ++j) sums[i][j] = plus_product(sums[i][j], x, w[j]);
+#pragma GCC unroll 16
+    for (int j = 0; j < NV; ++j) __builtin_prefetch(to[i] + j * kLanes, 1);
+  const Element* weights = b.data + column / kPanel * b.panel + column % kPanel;
+  const std::int64_t stride = a.stride;
+  Floats sums[MR][NV];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 16
+    for (int j = 0; j < NV; ++j) sums[i][j] = Floats{};
+  const std::int64_t* place = k.places.data();
+  const std::int64_t* const last = place + k.places.size();
+  do {
+    for (std::int64_t l = *place, end = *place + k.length; l < end; ++l, weights += b.step) {
+      decltype(load(weights)) w[NV];
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) w[j] = load(weights + j / kVectors * b.panel + j % kVectors * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        const auto factor = all(rows[i / kTogether][i % kTogether * stride + l]);
+#pragma GCC unroll 16
+        for (int j = 0; j < NV; ++j) sums[i][j] = plus_product(sums[i][j], factor, w[j]);
+      }
     }
-  }
-#pragma GCC unroll 8  // otherwise the sums go through memory
-  for (int j = 0; j < NV; ++j) {
-    const std::int64_t at = column + j * kLanes;
-    const int count = static_cast<int>(std::clamp<std::int64_t>(b.columns - at, 0, kLanes));
-    if (count == 0) break;
-    const Floats bias = finish.bias == nullptr ? Floats{} : load(finish.bias + at, count);
-#pragma GCC unroll 12
-    for (int i = 0; i < MR; ++i) {
-      Floats y = sums[i][j] + bias;
-      if (finish.residual != nullptr) y += load(finish.residual + (row + i) * finish.residual_stride + at, count);
-      store(out[row + i] + at, y, count);
-    }
-  }
+  } while (++place != last);
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 16
+    for (int j = 0; j < NV; ++j) store(to[i] + j * kLanes, sums[i][j] + bias[j]);
 }
 
 // Rows that one block has at most, so that the sums of NV vectors, the weights and a factor fit into the registers.
@@ -52,59 +53,72 @@ template <int NV>
 inline constexpr int kRows = std::clamp((kRegisters - NV - 1) / NV, 1, 12);
 
 template <int NV, class Element, int MR = kRows<NV>>
-void rows_of(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
-             std::int64_t row, const Finish& finish, Rows<float> out) {
+void rows_of(std::int64_t count, const Terms& k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
+             const Floats* bias, Rows<float> to) {
   if constexpr (MR > 0) {
-    if (rows == MR)
-      block<MR, NV>(k, a, b, column, row, finish, out);
+    if (count == MR)
+      block<MR, NV>(k, a, b, column, bias, to);
     else
-      rows_of<NV, Element, MR - 1>(rows, k, a, b, column, row, finish, out);
-  }
-}
-
-void activate(std::int64_t count, Activation activation, float* y) {
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const int lanes = static_cast<int>(std::min<std::int64_t>(count - i, kLanes));
-    store(y + i, activated(load(y + i, lanes), activation), lanes);
+      rows_of<NV, Element, MR - 1>(count, k, a, b, column, bias, to);
   }
 }
 
 // Columns [begin, end) of all rows, in blocks of NV vectors and of about equal numbers of rows.
 template <int NV, class Element>
-std::int64_t columns_of(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b,
+std::int64_t columns_of(std::int64_t rows, const Terms& k, Rows<const Element> a, const Packed<Element>& b,
                         std::int64_t begin, std::int64_t end, const Finish& finish, Rows<float> out) {
+  constexpr std::int64_t kWidth = NV * kLanes;
   const std::int64_t blocks = (rows + kRows<NV> - 1) / kRows<NV>;
-  for (; begin + (NV > 2 ? NV * kLanes : 1) <= end; begin += NV * kLanes)
+  for (; begin + kWidth - kLanes < end; begin += kWidth) {
+    const std::int64_t width = std::min(kWidth, b.columns - begin);
+    Floats bias[NV] = {};
+    if (finish.bias != nullptr) std::memcpy(bias, finish.bias + begin, static_cast<std::size_t>(width) * sizeof(float));
     for (std::int64_t i = 0, row = 0; i < blocks; ++i) {
       const std::int64_t next = rows * (i + 1) / blocks;
-      rows_of<NV>(next - row, k, a, b, begin, row, finish, out);
-      if (finish.activation != Activation::none)
-        for (; row < next; ++row)
-          activate(std::min<std::int64_t>(NV * kLanes, b.columns - begin), finish.activation, out[row] + begin);
+      float beside[kRows<NV> * kWidth];
+      const Rows<float> to = width == kWidth ? Rows<float>{out[row] + begin, out.stride} : Rows<float>{beside, kWidth};
+      rows_of<NV>(next - row, k, Rows<const Element>{a[row], a.stride}, b, begin, bias, to);
+      if (width < kWidth || finish.residual != nullptr || finish.activation != Activation::none)
+        for (std::int64_t j = 0; j < next - row; ++j)
+          finish_row(
+              to[j],
+              finish.residual == nullptr ? nullptr : finish.residual + (row + j) * finish.residual_stride + begin,
+              finish.activation, width, out[row + j] + begin);
       row = next;
     }
+  }
   return begin;
 }
 
 // Few rows take more columns at once, so that there are enough sums for the adders to be busy.
 template <class Element>
-void columns(std::int64_t rows, std::int64_t k, Rows<const Element> a, const Packed<Element>& b, std::int64_t begin,
+void columns(std::int64_t rows, const Terms& k, Rows<const Element> a, const Packed<Element>& b, std::int64_t begin,
              std::int64_t end, const Finish& finish, Rows<float> out) {
   if (rows <= kRows<8>) begin = columns_of<8>(rows, k, a, b, begin, end, finish, out);
   if (rows <= kRows<4>) begin = columns_of<4>(rows, k, a, b, begin, end, finish, out);
-  columns_of<2>(rows, k, a, b, begin, end, finish, out);
+  if (begin + kLanes < end) begin = columns_of<2>(rows, k, a, b, begin, end, finish, out);
+  columns_of<1>(rows, k, a, b, begin, end, finish, out);
 }
 
 }  // namespace
 
 const std::int64_t kBlockRows = kRows<2>;
 
-void multiply(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed<float>& b, std::int64_t begin,
+void finish_row(const float* from, const float* residual, Activation activation, std::int64_t columns, float* to) {
+  for (std::int64_t j = 0; j < columns; j += kLanes) {
+    const int count = static_cast<int>(std::min<std::int64_t>(columns - j, kLanes));
+    Floats y = load(from + j, count);
+    if (residual != nullptr) y += load(residual + j, count);
+    store(to + j, activated(y, activation), count);
+  }
+}
+
+void multiply(std::int64_t rows, const Terms& k, Rows<const float> a, const Packed<float>& b, std::int64_t begin,
               std::int64_t end, const Finish& finish, Rows<float> out) {
   columns(rows, k, a, b, begin, end, finish, out);
 }
 
-void multiply(std::int64_t rows, std::int64_t k, Rows<const Pair> a, const Packed<Pair>& b, std::int64_t begin,
+void multiply(std::int64_t rows, const Terms& k, Rows<const Pair> a, const Packed<Pair>& b, std::int64_t begin,
               std::int64_t end, const Finish& finish, Rows<float> out) {
   columns(rows, k, a, b, begin, end, finish, out);
 }

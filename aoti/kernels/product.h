@@ -7,12 +7,16 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
+#include <span>
 
 #include "activation.h"
 
 namespace mctl {
 
 inline constexpr std::int64_t kPanel = 32;
+
+inline std::int64_t panels_of(std::int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
 // One operand of a product: `columns` packed in panels that lie `panel` elements (float or Pair) apart, `step` elements
 // from k to k + 1.
@@ -41,13 +45,27 @@ struct Rows {
   Element* operator[](std::int64_t row) const { return data + row * stride; }
 };
 
+// The terms of a sum: `length` of them side by side, in one place or, as the taps of a convolution lie, in several,
+// each so far from where a row of factors begins. The weights go on from place to place.
+struct Terms {
+  Terms(std::int64_t count) : length(count) {}
+  Terms(std::int64_t count, std::span<const std::int64_t> of) : length(count), places(of) {}
+
+  static constexpr std::int64_t kHere[] = {0};
+  std::int64_t length;
+  std::span<const std::int64_t> places = kHere;
+};
+
+// to = activation(from + residual), where there is one.
+void finish_row(const float* from, const float* residual, Activation activation, std::int64_t columns, float* to);
+
 // Rows that a block of 2 vectors of columns has at most.
 extern const std::int64_t kBlockRows;
 
 // out[i][j] = finish(sum over l of a[i][l] * b[l][j]) for columns [begin, end); `begin` starts a panel.
-void multiply(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed<float>& b, std::int64_t begin,
+void multiply(std::int64_t rows, const Terms& k, Rows<const float> a, const Packed<float>& b, std::int64_t begin,
               std::int64_t end, const Finish& finish, Rows<float> out);
-void multiply(std::int64_t rows, std::int64_t k, Rows<const Pair> a, const Packed<Pair>& b, std::int64_t begin,
+void multiply(std::int64_t rows, const Terms& k, Rows<const Pair> a, const Packed<Pair>& b, std::int64_t begin,
               std::int64_t end, const Finish& finish, Rows<float> out);
 
 }  // namespace mctl

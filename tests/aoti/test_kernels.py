@@ -247,31 +247,50 @@ def test_linear_takes_any_strides(kernels: Kernels, x: Tensor, dtype: torch.dtyp
     assert got.is_contiguous()
 
 
-@pytest.mark.parametrize(
-    ("shape", "weight", "options"),
-    [
-        ((2, 3, 9, 11), (16, 3, 3, 3), {}),
-        ((2, 3, 9, 11), (16, 3, 3, 3), {"padding": (1, 1)}),
-        ((1, 5, 12, 7), (33, 5, 3, 2), {"stride": (2, 3), "padding": (2, 1)}),
-        ((1, 5, 17, 19), (4, 5, 3, 3), {"dilation": (2, 3), "padding": (4, 0)}),
-        ((3, 40, 5, 6), (70, 40, 1, 1), {}),
-        ((3, 40, 5, 6), (10, 40, 1, 1), {"stride": (2, 2)}),
-        ((2, 6, 8, 8), (9, 2, 3, 3), {"groups": 3, "padding": (1, 1)}),
-        ((2, 6, 5, 5), (12, 1, 3, 3), {"groups": 6}),  # two outputs a channel
-        ((2, 37, 8, 9), (37, 1, 3, 3), {"groups": 37, "padding": (1, 1)}),
-        ((2, 16, 9, 8), (16, 1, 5, 3), {"groups": 16, "stride": (2, 1), "dilation": (1, 2), "padding": (2, 2)}),
-        ((1, 1, 1, 1), (1, 1, 1, 1), {}),
-        ((1, 2, 4, 4), (3, 2, 3, 3), {"padding": (5, 5)}),  # outputs that see nothing but padding
-        ((4, 32, 40, 40), (32, 32, 3, 3), {"padding": (1, 1)}),  # worth a second thread
-        ((0, 3, 8, 8), (4, 3, 3, 3), {}),
-    ],
-    ids=str,
-)
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 3, 9, 11), (16, 3, 3, 3), {}),
+    ((2, 3, 9, 11), (16, 3, 3, 3), {"padding": (1, 1)}),
+    ((1, 5, 12, 7), (33, 5, 3, 2), {"stride": (2, 3), "padding": (2, 1)}),
+    ((1, 5, 17, 19), (4, 5, 3, 3), {"dilation": (2, 3), "padding": (4, 0)}),
+    ((1, 4, 11, 13), (8, 4, 2, 2), {"stride": (5, 4)}),  # pixels that nothing looks at
+    ((3, 5, 9, 3), (20, 5, 3, 3), {"padding": (1, 1)}),  # rows of fewer outputs than a block has
+    ((3, 40, 5, 6), (70, 40, 1, 1), {}),
+    ((3, 40, 5, 6), (10, 40, 1, 1), {"stride": (2, 2)}),
+    ((3, 41, 5, 6), (10, 41, 1, 1), {"stride": (2, 3), "padding": (1, 0)}),
+    ((2, 6, 8, 8), (9, 2, 3, 3), {"groups": 3, "padding": (1, 1)}),
+    ((2, 9, 8, 8), (40, 9, 3, 3), {"dilation": (1, 2), "padding": (1, 2)}),
+    ((2, 9, 8, 8), (6, 3, 3, 3), {"groups": 3, "padding": (2, 2), "dilation": (2, 2)}),
+    ((2, 6, 5, 5), (12, 1, 3, 3), {"groups": 6}),  # two outputs a channel
+    ((1, 1, 1, 1), (1, 1, 1, 1), {}),
+    ((1, 2, 4, 4), (3, 2, 3, 3), {"padding": (5, 5)}),  # outputs that see nothing but padding
+    ((4, 32, 40, 40), (32, 32, 3, 3), {"padding": (1, 1)}),  # worth a second thread, shared by pixels
+    ((1, 64, 6, 6), (128, 64, 3, 3), {"padding": (1, 1)}),  # by outputs
+    ((1, 64, 60, 40), (8, 64, 3, 3), {"padding": (1, 1)}),  # several pieces of rows
+    ((1, 700, 1, 200), (10, 700, 1, 3), {"padding": (0, 1)}),  # several pieces of one row
+    ((1, 700, 2, 200), (10, 700, 1, 2), {}),
+    ((0, 3, 8, 8), (4, 3, 3, 3), {}),
+    ((2, 3, 8, 8), (3, 1, 3, 3), {"groups": 3, "padding": (1, 1)}),  # depthwise, fewer channels than a vector has
+    ((2, 37, 8, 9), (37, 1, 3, 3), {"groups": 37, "padding": (1, 1)}),
+    ((2, 16, 9, 8), (16, 1, 5, 3), {"groups": 16, "stride": (2, 1), "dilation": (1, 2), "padding": (2, 2)}),
+    ((1, 24, 20, 21), (24, 1, 5, 5), {"groups": 24, "stride": (2, 2), "padding": (2, 2)}),
+    ((1, 18, 3, 2), (18, 1, 3, 3), {"groups": 18, "padding": (1, 1)}),  # no output sees all of its taps inside
+    ((1, 20, 4, 4), (20, 1, 3, 3), {"groups": 20, "padding": (5, 4)}),
+    ((1, 17, 9, 9), (17, 1, 2, 2), {"groups": 17, "stride": (3, 3)}),
+    ((2, 64, 50, 50), (64, 1, 3, 3), {"groups": 64, "padding": (1, 1)}),  # worth a second thread
+]
+
+
+@pytest.mark.parametrize(("shape", "weight", "options"), CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
 @WEIGHTS
 def test_conv2d(kernels: Kernels, shape: Any, weight: Any, options: Any, layout: Any, dtype: torch.dtype) -> None:
-    x, w = torch.randn(shape).contiguous(memory_format=layout), torch.randn(weight)
-    depthwise = weight[0] == shape[1] == options.get("groups", 1) > 1
+    """What lies around the input in memory is NaN: it must not be read."""
+    size = 1 + 64 + torch.Size(shape).numel()
+    x = torch.full((size + 64,), float("nan"))[65:size].view(shape)
+    if layout is torch.channels_last:
+        x = x.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
+    x, w = x.normal_(), torch.randn(weight)
+    depthwise = weight[0] == shape[1] == options.get("groups", 1) >= packing.DEPTHWISE
     used = torch.float32 if depthwise else dtype
     wanted = F.conv2d(x.to(used).double(), w.to(used).double(), **options)
     terms = w[0].numel()
@@ -281,6 +300,45 @@ def test_conv2d(kernels: Kernels, shape: Any, weight: Any, options: Any, layout:
     bias, residual = torch.randn(weight[0]), torch.randn(wanted.shape).contiguous(memory_format=layout)
     full = torch.relu(wanted + bias.double()[:, None, None] + residual)
     close(kernels.conv2d(x, w, bias, residual, act=Activation.RELU, dtype=dtype, **options), full, terms)
+
+
+@pytest.mark.parametrize("groups", [1, 24])
+@WEIGHTS
+def test_conv2d_takes_any_strides(kernels: Kernels, groups: int, dtype: torch.dtype) -> None:
+    whole, weight = torch.randn(2, 12, 13, 30), torch.randn(24, 24 // groups, 3, 3)
+    for x in (
+        whole.permute(0, 3, 1, 2)[:, 3:27],  # some channels of more
+        whole.permute(0, 3, 1, 2)[:, :24, ::2, 1::3],
+        torch.randn(2, 24, 12, 13).transpose(2, 3),
+        torch.randn(1, 24, 1, 1).expand(2, 24, 5, 5),
+        torch.randn(1, 1, 6, 5).expand(2, 24, 6, 5),
+    ):
+        used = torch.float32 if groups > 1 else dtype
+        wanted = F.conv2d(x.to(used).double(), weight.to(used).double(), padding=1, groups=groups)
+        residual = torch.randn(*wanted.shape, 2)[..., 0]
+        got = kernels.conv2d(x, weight, None, residual, padding=(1, 1), groups=groups, dtype=dtype)
+        close(got, wanted + residual, weight[0].numel())
+
+
+@pytest.mark.parametrize(("channels", "n", "groups"), [(7, 16, 1), (32, 64, 1), (12, 24, 3), (64, 64, 64)])
+@WEIGHTS
+def test_an_image_does_not_depend_on_the_others(
+    kernels: Kernels, channels: int, n: int, groups: int, dtype: torch.dtype
+) -> None:
+    """To the bit, and whatever the number of threads."""
+    x = torch.randn(5, channels, 29, 31).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(n, channels // groups, 3, 3), torch.randn(n)
+    options: dict[str, Any] = {"padding": (1, 1), "groups": groups, "act": Activation.SILU, "dtype": dtype}
+    threads = torch.get_num_threads()
+    try:
+        made = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)  # of torch and of the kernels: they share one OpenMP
+            made.append(kernels.conv2d(x, weight, bias, **options))
+            made.append(torch.cat([kernels.conv2d(image[None], weight, bias, **options) for image in x]))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(other, made[0]) for other in made)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -361,6 +419,12 @@ def test_a_nan_stays_where_it_is(kernels: Kernels, dtype: torch.dtype) -> None:
     got = kernels.linear(x, weight, dtype=dtype)
     assert got.isnan().any(1).nonzero().flatten().tolist() == [7]
     assert got.isinf().all(1).nonzero().flatten().tolist() == [8]
+    for groups in (1, 2, 20):
+        image, kernel = torch.randn(1, 20, 9, 40), torch.randn(20, 20 // groups, 3, 3)
+        image[0, 13, 8, 0], image[0, 4, 0, 39], image[0, 4, 3, 20] = float("nan"), float("inf"), float("nan")
+        made = kernels.conv2d(image, kernel, padding=(2, 1), groups=groups, dtype=dtype)
+        theirs = F.conv2d(image.double(), kernel.double(), padding=(2, 1), groups=groups)
+        assert torch.equal(made.isfinite(), theirs.isfinite()) and torch.equal(made.isinf(), theirs.isinf())
     q = torch.randn(1, 1, 60, 8)
     q[0, 0, 50, 0] = float("nan")
     assert kernels.attention(q, torch.randn(1, 1, 40, 8), torch.randn(1, 1, 40, 8)).isnan().any(3).sum() == 1

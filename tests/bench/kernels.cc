@@ -62,6 +62,10 @@ std::int32_t aoti_torch_empty_strided(std::int64_t rank, const std::int64_t* siz
 }
 
 std::int32_t aoti_torch_cpu_mctl_linear(Tensor, Tensor, Tensor*, Tensor*, std::int64_t, std::int64_t, Tensor*);
+std::int32_t aoti_torch_cpu_mctl_conv2d(Tensor, Tensor, Tensor*, Tensor*, std::int64_t, const std::int64_t*,
+                                        std::int64_t, const std::int64_t*, std::int64_t, const std::int64_t*,
+                                        std::int64_t, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
+                                        Tensor*);
 std::int32_t aoti_torch_cpu_mctl_attention(Tensor, Tensor, Tensor, Tensor*, double, std::int32_t, Tensor*);
 
 Tensor bench_tensor(void* data, std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
@@ -73,6 +77,18 @@ Tensor bench_tensor(void* data, std::int64_t rank, const std::int64_t* sizes, co
 double bench_linear(int calls, Tensor x, Tensor packed, Tensor bias, std::int64_t n, std::int64_t act) {
   Tensor out;
   return seconds(calls, [&] { return aoti_torch_cpu_mctl_linear(x, packed, &bias, nullptr, n, act, &out); });
+}
+
+// A square kernel, its stride and its padding.
+double bench_conv2d(int calls, Tensor x, Tensor packed, Tensor bias, std::int64_t n, std::int64_t kernel,
+                    std::int64_t stride, std::int64_t padding, std::int64_t groups, std::int64_t act) {
+  Tensor out;
+  const std::int64_t sizes[] = {kernel, kernel}, steps[] = {stride, stride}, around[] = {padding, padding},
+                     apart[] = {1, 1};
+  return seconds(calls, [&] {
+    return aoti_torch_cpu_mctl_conv2d(x, packed, &bias, nullptr, n, sizes, 2, steps, 2, around, 2, apart, 2, groups,
+                                      act, &out);
+  });
 }
 
 double bench_attention(int calls, Tensor q, Tensor k, Tensor v, double scale) {
