@@ -244,6 +244,7 @@ class _Builder:
             )
             self.workspace.require_space(sum(entry.size for entry in self.program.members.values()))
             done, seconds = run_child(request, self.options.timeout, progress)
+            done = msgspec.structs.replace(done, seconds=sum(seconds.values()))
             self.workspace.clear(work)
             if self._cache:
                 self._cache.put(key, work, done)

@@ -89,6 +89,7 @@ class Variant(Strict, frozen=True):
     imports: tuple[str, ...]  # symbols that it needs of libtorch
     threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: the caller's number
     bf16: bool = False  # linear layers and convolutions multiply in bfloat16, and sum in float32
+    tuning_ms: Count = 0  # what compiling and measuring it took, where it is there by tuning
     # an operator of libtorch that it calls -> the paths of the modules that it comes from; a record for people
     callers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
@@ -153,6 +154,7 @@ class Tuning(Strict, frozen=True):
     choices: tuple[Choice, ...]
     timings: tuple[Timing, ...] = ()
     threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # the best number for the largest sizes; 0: not known
+    total_ms: Count = 0  # what compiling and measuring took, of variants that were not kept too; 0: not known
 
 
 class Manifest(Strict, frozen=True):

@@ -10,7 +10,7 @@ from .contract import Contract, signature
 from .errors import printable
 from .interface import operators, with_callers
 from .layout import GOLDEN, ONNX, WEIGHTS
-from .manifest import Golden, Manifest, Member, Producer, Source, Target, Tuning, Variant
+from .manifest import Choice, Golden, Manifest, Member, Producer, Source, Target, Timing, Tuning, Variant
 from .tensors import TensorEntry, read_header
 
 
@@ -30,6 +30,7 @@ class VariantSummary:
     threads: int
     bf16: bool  # products of linear layers and convolutions
     own_bytes: int  # of the tensors that no other variant uses
+    tuning_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def _variant(variant: Variant, members: dict[str, Member], own: int) -> VariantS
         variant.threads,
         variant.bf16,
         own,
+        variant.tuning_ms,
     )
 
 
@@ -227,6 +229,7 @@ def _content_rows(summary: Summary) -> Rows:
         text += f", {human_bytes(variant.own_bytes)} of its own" if variant.own_bytes else ""
         rows.append(("variant", f"{text}, {_needs(summary, variant)}"))
     rows += _tuning_rows(summary.tuning) if summary.tuning else []
+    rows += [("cost" if at == 0 else "", line) for at, line in enumerate(tuning_costs(summary))]
     if summary.golden:
         rows.append(("golden cases", "; ".join(golden.name for golden in summary.golden)))
     if summary.preprocessing:
@@ -244,16 +247,45 @@ def _tuning_rows(tuning: Tuning) -> Rows:
     machine = tuning.machine
     where = f"{machine.cpu or 'an unnamed CPU'}, {machine.cores} core{'s' if machine.cores != 1 else ''}"
     rows = [("tuned on", f"{where}{_with(', ', machine.isa)}, differences below {tuning.noise:.1%} are noise")]
-    taken = {(t.threads, t.variant, *sorted(t.dims.items())): t.median_ns for t in tuning.timings}
+    taken = {_place(timing): timing.median_ns for timing in tuning.timings}
     table = [("sizes", "threads", "variant", "time", "")]
     for choice in tuning.choices:
         sizes = ",".join(f"{dim}={size}" for dim, size in choice.dims.items()) or "fixed"
-        ns = taken.get((choice.threads, choice.variant, *sorted(choice.dims.items())))
+        ns = taken.get(_place(choice))
         time = "" if ns is None else f"{ns / 1000:.4g} us"
         table.append((sizes, str(choice.threads), choice.variant, time, "" if choice.pad else "not padded to"))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return [*rows, *(("choices" if at == 0 else "", text) for at, text in enumerate(texts))]
+
+
+def tuning_costs(summary: Summary) -> list[str]:
+    """What tuning took, and what each variant that came of it bought where it gains the most."""
+    tuning = summary.tuning
+    if tuning is None or not tuning.total_ms:
+        return []
+    lines = [f"tuning took {tuning.total_ms / 1000:.0f} s"]
+    taken = {_place(timing): timing.median_ns for timing in tuning.timings}
+    base = summary.variants[0].name
+    for variant in summary.variants[1:]:
+        gains = [
+            (taken[_place(choice, base)] / taken[_place(choice)], choice)
+            for choice in tuning.choices
+            if choice.variant == variant.name and {_place(choice), _place(choice, base)} <= taken.keys()
+        ]
+        if gains:
+            gain, choice = max(gains, key=lambda pair: pair[0])
+            spent = f"{variant.tuning_ms / 1000:.0f} s and {human_bytes(variant.bytes + variant.own_bytes)}"
+            lines.append(f"{variant.name}: {_sizes_of(choice)} is {gain:.2f} times as fast, for {spent}")
+    return lines
+
+
+def _place(point: Choice | Timing, variant: str = "") -> tuple[object, ...]:
+    return point.threads, variant or point.variant, *sorted(point.dims.items())
+
+
+def _sizes_of(choice: Choice) -> str:
+    return ",".join(f"{dim}={size}" for dim, size in choice.dims.items()) or "the fixed size"
 
 
 def _needs(summary: Summary, variant: VariantSummary) -> str:

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from ..bundle_format.files import atomic
+from ..bundle_format.summary import summarize, tuning_costs
 from . import console, progress
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
     )
     for note in made.manifest.notes:
         console.say(f"note: {note}")
+    for line in tuning_costs(summarize(made.path)):
+        console.say(line)
     if options["json"]:
         console.emit_json(
             "mctl.bundle.made/1",

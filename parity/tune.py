@@ -2,9 +2,10 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,25 @@ class TuneOptions:
 Judge = Callable[[Sequence[Built]], str]  # of variants, the first of which is judged: why it is wrong, or ""
 
 
+@dataclass(slots=True)
+class _Spent:
+    """Seconds of tuning. What compiling took before counts where a variant comes from the cache."""
+
+    begin: float = field(default_factory=time.monotonic)
+    before: float = 0.0
+    variants: dict[str, float] = field(default_factory=dict)
+
+    def add(self, built: Built, begin: float) -> None:
+        """`built` was compiled and measured, since `begin`."""
+        before = 0.0 if built.seconds else built.done.seconds
+        self.before += before
+        self.variants[built.name] = time.monotonic() - begin + before
+
+    @property
+    def total_ms(self) -> int:
+        return round((time.monotonic() - self.begin + self.before) * 1000)
+
+
 class _InexactError(Exception):
     """A variant in bfloat16 is not the eager model: nor are the others."""
 
@@ -63,6 +83,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
 
     It ends when the candidates or the budget do, or at Ctrl-C; what was measured until then counts.
     """
+    spent = _Spent()
     manifest = staged.manifest
     threads = options.measured_threads
     recipes = plan.candidates(
@@ -86,7 +107,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
     try:
         with bench.watches() as watches:
             selection.begin(watches, lambda text: progress(f"tuning: the noise, {text}"))
-        _try_all(staged, recipes, bench, selection, kept, budget, judge, progress)
+        _try_all(staged, recipes, bench, selection, kept, budget, spent, judge, progress)
     except KeyboardInterrupt:
         if not selection.begun:
             raise  # nothing is known yet
@@ -104,8 +125,17 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
             selection.compare_padding(
                 bench.manifest, between, watches, lambda text: progress(f"tuning: padding, {text}")
             )
-    staged.choose(used, selection.tuning(this_machine()))
-    staged.manifest = msgspec.structs.replace(staged.manifest, curve=selection.curve())
+    tuning = msgspec.structs.replace(selection.tuning(this_machine()), total_ms=spent.total_ms)
+    staged.choose(used, tuning)
+    staged.manifest = msgspec.structs.replace(
+        staged.manifest, curve=selection.curve(), variants=_with_costs(staged.manifest.variants, spent.variants)
+    )
+
+
+def _with_costs(variants: tuple[Variant, ...], seconds: Mapping[str, float]) -> tuple[Variant, ...]:
+    return tuple(
+        msgspec.structs.replace(variant, tuning_ms=round(seconds.get(variant.name, 0) * 1000)) for variant in variants
+    )
 
 
 def _try_all(
@@ -115,6 +145,7 @@ def _try_all(
     selection: Selection,
     kept: dict[str, Built],
     budget: Budget,
+    spent: _Spent,
     judge: Judge,
     progress: Progress,
 ) -> None:
@@ -128,6 +159,7 @@ def _try_all(
         title = f"tuning: {recipe.name} ({at + 1} of {len(recipes)})"
 
         def attempt(recipe: Recipe = recipe, title: str = title) -> None:
+            begin = time.monotonic()
             built = staged.build(recipe, lambda text: progress(f"{title}: {text}"))
             if lacking := _lacking(staged, built):
                 raise CompileError(f"it is not standalone: `{lacking[0]}`")
@@ -136,6 +168,7 @@ def _try_all(
             bench.stage(staged, [*kept.values(), built])
             with bench.watches() as watches:
                 won = selection.consider(bench.variant(built.name), watches, lambda text: progress(f"{title}: {text}"))
+            spent.add(built, begin)
             if won:
                 kept[built.name] = built
             for name in set(kept) - selection.kept:
@@ -280,7 +313,7 @@ def reselect(path: Path, threads: tuple[int, ...], progress: Progress) -> Tuning
             tuning = selection.tuning(this_machine())
             chosen = msgspec.structs.replace(manifest, tuning=tuning)
             selection.compare_padding(chosen, bench.between(points), watches, lambda text: progress(f"padding, {text}"))
-    tuning = selection.tuning(this_machine())
+    tuning = msgspec.structs.replace(selection.tuning(this_machine()), total_ms=known.total_ms if known else 0)
     with archives.open_bundle(path) as archive:
         if archive.digest != digest:
             raise UsageError(f"`{path}` is another file by now", "measure it again")

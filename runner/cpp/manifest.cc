@@ -98,6 +98,7 @@ Variant read_variant(const json::value& value, const std::string& where, std::st
   if (threads < 0 || threads > kMaxThreads) fields.fail("threads", "is no number in 0.." + std::to_string(kMaxThreads));
   variant.threads = static_cast<int>(threads);
   variant.bf16 = fields.boolean("bf16", false);
+  if (fields.integer("tuning_ms", 0) < 0) fields.fail("tuning_ms", "is negative");
   fields.each_key("callers", false,
                   [&](const auto&, const json::value& item, const std::string& at) { texts_of(item, at, fault); });
   fields.finish();
@@ -170,6 +171,7 @@ Tuning read_tuning(const json::value& value, std::string& fault) {
   tuning.threads = fields.integer("threads", 0);
   if (tuning.threads < 0 || tuning.threads > kMaxThreads)
     fields.fail("threads", "is no number in 0.." + std::to_string(kMaxThreads));
+  if (fields.integer("total_ms", 0) < 0) fields.fail("total_ms", "is negative");
   fields.each("choices", true, [&](const json::value& item, const std::string& at) {
     tuning.choices.push_back(read_choice(item, at, fault));
   });

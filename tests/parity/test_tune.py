@@ -2,8 +2,10 @@
 
 import runpy
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -116,6 +118,37 @@ def test_the_manifest_says_what_was_measured_and_chosen(tuned: Made) -> None:
     ]
     assert all(timing.median_ns > 1000 for timing in found.tuning.timings)
     assert [point.dims for point in found.curve] == [{"batch": 1}, {"batch": 64}]
+
+
+def test_what_tuning_took_and_bought(tuned: Made, tmp_path: Path) -> None:
+    found = tuned.manifest.tuning
+    assert found is not None and 0 < tuned.manifest.variants[1].tuning_ms <= found.total_ms
+    at = {"batch": 1}
+    taken = [
+        manifests.Timing(dims=at, threads=1, variant=name, median_ns=ns)
+        for name, ns in (("dynamic", 6200), ("packed-batch1", 5000))
+    ]
+    first, second = tuned.manifest.variants
+    second = msgspec.structs.replace(second, tuning_ms=38_400)
+    other = msgspec.structs.replace(found, total_ms=150_200, timings=tuple(taken))
+    path = tmp_path / "bundle.pt2"
+    with open_bundle(tuned.path) as archive:
+        changed = msgspec.structs.replace(archive.manifest, tuning=other, variants=(first, second))
+        rewrite(archive, path, changed, {})
+    told = summary.summarize(path)
+    code = summary.human_bytes(told.variants[1].bytes)
+    lines = ["tuning took 150 s", f"packed-batch1: batch=1 is 1.24 times as fast, for 38 s and {code}"]
+    assert summary.tuning_costs(told) == lines
+    assert all(line in "\n".join(summary.lines(told)) for line in lines)
+
+
+def test_what_was_compiled_before_counts_as_what_it_took_then() -> None:
+    spent = tuning._Spent(time.monotonic())
+    for name, seconds in (("cached", {}), ("fresh", {"compile C++": 30.0})):
+        built = SimpleNamespace(name=name, seconds=seconds, done=SimpleNamespace(seconds=30.0))
+        spent.add(built, time.monotonic() - 40)  # type: ignore[arg-type]
+    assert {name: round(took) for name, took in spent.variants.items()} == {"cached": 70, "fresh": 40}
+    assert round(spent.total_ms, -3) == 30_000
 
 
 def test_variants_share_their_weights(tuned: Made, mlp_bundle: Path) -> None:
