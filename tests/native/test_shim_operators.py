@@ -277,9 +277,10 @@ def test_attention(
         near(mine, torchs.to(mine.dtype))
 
 
-def test_attention_that_looks_at_nothing(shim: ctypes.CDLL) -> None:
-    q = random(1, 2, 4, 8)
-    mask = torch.zeros(4, 4)
+@pytest.mark.parametrize("keys", [4, 40])
+def test_attention_that_looks_at_nothing(shim: ctypes.CDLL, keys: int) -> None:
+    q = random(1, 2, keys, 8)
+    mask = torch.zeros(keys, keys)
     mask[1] = -math.inf
     mask[2, :3] = -math.inf
     wanted = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
@@ -457,6 +458,9 @@ def test_topk_and_kthvalue(shim: ctypes.CDLL, dtype: torch.dtype, largest: bool)
                 for keep in (False, True):
                     got = made(shim, "aoti_torch_cpu_kthvalue", [given], c_int64(k), c_int64(axis), int(keep), count=2)
                     assert torch.equal(got[1], torch.kthvalue(given, k, axis, keep).indices)
+    wide = torch.stack([torch.randperm(1000, generator=torch.Generator().manual_seed(i)) for i in range(3)]).float()
+    got = made(shim, "aoti_torch_cpu_topk", [wide], c_int64(9), c_int64(1), int(largest), 1, count=2)  # few of many
+    assert torch.equal(got[1], torch.topk(wide, 9, 1, largest).indices)
     assert "`topk` of 61 out of 60" in refusal(shim, "aoti_torch_cpu_topk", [x], c_int64(61), c_int64(1), 1, 1, count=2)
     one = made(shim, "aoti_torch_cpu_topk", [x[0, 0]], c_int64(1), c_int64(0), 1, 1, count=2)
     assert one[0].shape == () and one[1] == 0
@@ -584,11 +588,10 @@ def test_recurrent_layers_that_are_refused(shim: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_embedding_bag(shim: ctypes.CDLL, dtype: torch.dtype, mode: int) -> None:
-    weight, indices = (
-        random(3, 20, dtype=dtype).T,
-        torch.randint(0, 20, (30,), generator=torch.Generator().manual_seed(0)),
-    )
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_embedding_bag(shim: ctypes.CDLL, dtype: torch.dtype, mode: int, layout: str) -> None:
+    weight = LAYOUTS[layout](random(20, 21, dtype=dtype))
+    indices = torch.randint(0, 20, (30,), generator=torch.Generator().manual_seed(0))
     for kind in (torch.int64, torch.int32):
         for offsets, last, padding in (
             ([0, 4, 4, 17], False, -1),

@@ -114,12 +114,8 @@ class Attention {
   // e^(scale * score - largest) in place; returns what they have to be multiplied by. A row that looks at nothing gives
   // zeros, as torch's does.
   static T softmax(T* scores, std::int64_t count, T scale, T* log) {
-    T largest = -INFINITY;
-    for (std::int64_t s = 0; s < count; ++s) {
-      const T x = scores[s] * scale;
-      largest = x > largest || std::isnan(x) ? x : largest;
-    }
-    const T base = largest == -INFINITY ? T(0) : largest, sum = exponentials(scores, count, scale, base);
+    const T most = largest(scores, count, scale);
+    const T base = most == -INFINITY ? T(0) : most, sum = exponentials(scores, count, scale, base);
     *log = base + std::log(sum);
     return sum == T(0) ? T(0) : T(1) / sum;
   }

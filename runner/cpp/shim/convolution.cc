@@ -101,15 +101,20 @@ class Convolution {
     for (std::int64_t z = 0, tap = 0; z < g_.kernel[0]; ++z)
       for (std::int64_t y = 0; y < g_.kernel[1]; ++y)
         for (std::int64_t x = 0; x < g_.kernel[2]; ++x, ++tap)
-          for (std::int64_t i = 0; i < count; ++i) {
-            const std::int64_t place = first + i, area = g_.out[1] * g_.out[2];
-            const std::int64_t in_z = g_.source(0, place / area, z), in_y = g_.source(1, place % area / g_.out[2], y),
-                               in_x = g_.source(2, place % g_.out[2], x);
-            if (in_z < 0 || in_y < 0 || in_x < 0) continue;
-            const E* at = from + in_z * input_strides_[2] + in_y * input_strides_[3] + in_x * input_strides_[4];
-            T* to = panel + tap * tiles_.columns + i;
+          for (std::int64_t i = 0, run = 0; i < count; i += run) {
+            const std::int64_t place = first + i, area = g_.out[1] * g_.out[2], at_x = place % g_.out[2];
+            // what places in a row look at lies in a row too, but of transposed convolutions
+            run = g_.transposed ? 1 : std::min(count - i, g_.out[2] - at_x);
+            const std::int64_t in_z = g_.source(0, place / area, z), in_y = g_.source(1, place % area / g_.out[2], y);
+            std::int64_t begin = 0, end = in_z < 0 || in_y < 0 ? 0 : run;
+            while (begin < end && g_.source(2, at_x + begin, x) < 0) ++begin;
+            while (begin < end && g_.source(2, at_x + end - 1, x) < 0) --end;
+            if (begin >= end) continue;
+            const E* at = from + in_z * input_strides_[2] + in_y * input_strides_[3] +
+                          g_.source(2, at_x + begin, x) * input_strides_[4];
+            T* to = panel + tap * tiles_.columns + i + begin;
             for (std::int64_t input = 0; input < g_.inputs; ++input) {
-              *to = cast<T>(*at);
+              pack_row(at, g_.stride[2] * input_strides_[4], end - begin, to);
               at += input_strides_[1];
               to += g_.taps() * tiles_.columns;
             }
@@ -118,15 +123,15 @@ class Convolution {
 
   void store(std::int64_t image, std::int64_t group, std::int64_t first, std::int64_t count, const T* sums) const {
     const std::int64_t area = g_.out[1] * g_.out[2];
+    std::int64_t places[kMostColumns];
+    for (std::int64_t i = 0; i < count; ++i)
+      places[i] = (first + i) / area * output_strides_[2] + (first + i) % area / g_.out[2] * output_strides_[3] +
+                  (first + i) % g_.out[2] * output_strides_[4];
     for (std::int64_t output = 0; output < g_.outputs; ++output, sums += tiles_.columns) {
       const std::int64_t channel = group * g_.outputs + output;
       const T bias = bias_ == nullptr ? T(0) : cast<T>(elements<E>(*bias_)[channel * bias_->strides[0]]);
       E* const to = elements<E>(output_) + image * output_strides_[0] + channel * output_strides_[1];
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t place = first + i;
-        to[place / area * output_strides_[2] + place % area / g_.out[2] * output_strides_[3] +
-           place % g_.out[2] * output_strides_[4]] = cast<E>(sums[i] + bias);
-      }
+      for (std::int64_t i = 0; i < count; ++i) to[places[i]] = cast<E>(sums[i] + bias);
     }
   }
 

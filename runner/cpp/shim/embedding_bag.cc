@@ -52,31 +52,41 @@ AOTITorchError check(const Bags& bags, bool last_offset) {
   return kDone;
 }
 
-// One element of a bag; `which` is the row that a maximum is of.
+// sums[j] = what the bag's rows give in column j, and, of maxima, the rows that they are of; how many rows there are.
 template <class E>
-E element(const Bags& bags, std::int64_t bag, std::int64_t column, std::int64_t* size, std::int64_t* which) {
+std::int64_t add_up(const Bags& bags, std::int64_t bag, Sum<E>* sums, std::int64_t* which) {
   using T = Sum<E>;
-  T sum = 0;
-  *size = 0;
-  *which = -1;
-  for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) {
+  const std::int64_t columns = bags.weight->sizes[1], step = bags.weight->strides[1];
+  std::int64_t size = 0;
+  std::fill(sums, sums + columns, T(0));
+  if (bags.mode == kMax) std::fill(which, which + columns, -1);
+  const auto row_of = [&](std::int64_t row) { return elements<E>(*bags.weight) + row * bags.weight->strides[0]; };
+  for (std::int64_t i = bags.begin(bag), end = bags.begin(bag + 1); i < end; ++i) {
+    if (i + kAhead < end) __builtin_prefetch(row_of(Bags::integer(*bags.indices, i + kAhead)));
     const std::int64_t row = Bags::integer(*bags.indices, i);
     if (row == bags.padding) continue;
-    T value = cast<T>(elements<E>(*bags.weight)[row * bags.weight->strides[0] + column * bags.weight->strides[1]]);
-    if (bags.factors != nullptr) value *= cast<T>(elements<E>(*bags.factors)[i * bags.factors->strides[0]]);
-    if (bags.mode != kMax) {
-      sum += value;
-    } else if (*size == 0 || value > sum) {
-      sum = value;
-      *which = row;
+    const E* const from = row_of(row);
+    if (bags.mode == kMax) {
+      for (std::int64_t j = 0; j < columns; ++j)
+        if (const T value = cast<T>(from[j * step]); size == 0 || value > sums[j]) sums[j] = value, which[j] = row;
+    } else if (bags.factors != nullptr) {
+      const T factor = cast<T>(elements<E>(*bags.factors)[i * bags.factors->strides[0]]);
+      for (std::int64_t j = 0; j < columns; ++j) sums[j] += cast<T>(from[j * step]) * factor;
+    } else if (step == 1) {
+      for (std::int64_t j = 0; j < columns; ++j) sums[j] += cast<T>(from[j]);
+    } else {
+      for (std::int64_t j = 0; j < columns; ++j) sums[j] += cast<T>(from[j * step]);
     }
-    ++*size;
+    ++size;
   }
-  return cast<E>(bags.mode == kMean && *size > 0 ? sum / static_cast<T>(*size) : sum);
+  if (bags.mode == kMean && size > 0)
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] /= static_cast<T>(size);
+  return size;
 }
 
 template <class E>
-void fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Tensor& sizes, const Tensor& most) {
+AOTITorchError fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Tensor& sizes,
+                    const Tensor& most) {
   const std::int64_t columns = bags.weight->sizes[1];
   const auto put = [](const Tensor& list, std::int64_t at, std::int64_t value) {
     if (list.dtype == 3)
@@ -85,15 +95,17 @@ void fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Ten
       elements<std::int64_t>(list)[at] = value;
   };
   const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns));
-  share_out(threads, bags.count, [&](std::int64_t bag, int) {
-    std::int64_t size = 0, which = 0;
-    for (std::int64_t column = 0; column < columns; ++column) {
-      elements<E>(out)[bag * columns + column] = element<E>(bags, bag, column, &size, &which);
-      if (bags.mode == kMax) put(most, bag * columns + column, which);
-    }
-    put(sizes, bag, size);
+  const Scratch scratch(threads * columns, sizeof(Sum<E>)), rows(threads * columns, sizeof(std::int64_t));
+  if (!scratch || !rows) return kFailed;
+  share_out(threads, bags.count, [&](std::int64_t bag, int thread) {
+    auto* const sums = scratch.at<Sum<E>>(thread * columns);
+    auto* const which = rows.at<std::int64_t>(thread * columns);
+    put(sizes, bag, add_up<E>(bags, bag, sums, which));
+    for (std::int64_t j = 0; j < columns; ++j) elements<E>(out)[bag * columns + j] = cast<E>(sums[j]);
+    for (std::int64_t j = 0; bags.mode == kMax && j < columns; ++j) put(most, bag * columns + j, which[j]);
     for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) put(of_index, i, bag);
   });
+  return kDone;
 }
 
 }  // namespace
@@ -116,18 +128,19 @@ MCTL_EXPORT AOTITorchError aoti_torch_cpu__embedding_bag(Handle weight, Handle i
     have = have && make_rows(1, bags.indices->sizes, dtype, &made[1]) == kDone;
     have = have && make_rows(1, shape, dtype, &made[2]) == kDone;
     have = have && make_rows(mode == kMax ? 2 : 1, mode == kMax ? shape : &none, dtype, &made[3]) == kDone;
-    if (!have) {
+    if (have) {
+      std::memset(find(made[1])->data(), 0, static_cast<std::size_t>(bags.indices->count * bags.indices->item()));
+      done = fill<E>(bags, *find(made[0]), *find(made[1]), *find(made[2]), *find(made[3]));
+    }
+    if (done != kDone) {
       for (Handle handle : made)
         if (handle != nullptr) remove(handle);
       return;
     }
-    std::memset(find(made[1])->data(), 0, static_cast<std::size_t>(bags.indices->count * bags.indices->item()));
-    fill<E>(bags, *find(made[0]), *find(made[1]), *find(made[2]), *find(made[3]));
     *result = made[0];
     *of_index = made[1];
     *sizes = made[2];
     *most = made[3];
-    done = kDone;
   });
   return known ? done : refuse_dtype(kName, bags.weight->dtype);
 }

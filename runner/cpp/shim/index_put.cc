@@ -96,6 +96,14 @@ void put(E& to, E value, bool accumulate) {
     to = static_cast<E>(to + value);
 }
 
+template <class E>
+void put_line(E* to, std::int64_t to_step, const E* from, std::int64_t from_step, std::int64_t count, bool accumulate) {
+  if (to_step == 1 && from_step == 1)
+    for (std::int64_t i = 0; i < count; ++i) put(to[i], from[i], accumulate);
+  else
+    for (std::int64_t i = 0; i < count; ++i) put(to[i * to_step], from[i * from_step], accumulate);
+}
+
 AOTITorchError index_put(const Tensor& self, const Indexed& all, const Tensor& values, bool accumulate) {
   Tensor shape = shape_of_result(self, all);
   if (shape.rank > kMaxRank || values.rank > shape.rank) return fail("`%s` of too many axes", kName);
@@ -113,6 +121,10 @@ AOTITorchError index_put(const Tensor& self, const Indexed& all, const Tensor& v
     others[axis] = index ? 1 : shape.sizes[axis];
     rest *= others[axis];
   }
+  std::int32_t last = shape.rank;  // the axis along which a line at a time is put
+  while (last > 0 && others[last - 1] == 1) --last;
+  const std::int64_t line = last == 0 ? 1 : others[last - 1], to_step = last == 0 ? 0 : own_strides[last - 1],
+                     from_step = last == 0 ? 0 : from_strides[last - 1];
   AOTITorchError done = kDone;
   const bool known = with_type(self.dtype, [&]<class E>(E*) {
     for (std::int64_t number = 0; number < all.count && rest > 0; ++number) {
@@ -120,13 +132,14 @@ AOTITorchError index_put(const Tensor& self, const Indexed& all, const Tensor& v
       if (done = target(self, all, number, &to); done != kDone) return;
       for (std::int32_t axis = all.rank; axis-- > 0; left /= all.sizes[axis])
         from += left % all.sizes[axis] * from_strides[lead + axis];
-      for (std::int64_t element = 0; element < rest; ++element) {
-        std::int64_t to_at = to, from_at = from, of = element;
-        for (std::int32_t axis = shape.rank; axis-- > 0; of /= others[axis]) {
+      for (std::int64_t of_line = 0; of_line < rest / line; ++of_line) {
+        std::int64_t to_at = to, from_at = from, of = of_line;
+        for (std::int32_t axis = last - 1; axis-- > 0; of /= others[axis]) {
+          if (others[axis] == 1) continue;
           to_at += of % others[axis] * own_strides[axis];
-          if (others[axis] != 1) from_at += of % others[axis] * from_strides[axis];
+          from_at += of % others[axis] * from_strides[axis];
         }
-        put(elements<E>(self)[to_at], elements<E>(values)[from_at], accumulate);
+        put_line(elements<E>(self) + to_at, to_step, elements<E>(values) + from_at, from_step, line, accumulate);
       }
     }
   });

@@ -170,8 +170,6 @@ class Run {
 
   static const Element* as_elements(const E* data) { return reinterpret_cast<const Element*>(data); }
 
-  static constexpr int kMostColumns = 32;  // floats of two AVX-512 registers
-
   const Product<E>& product_;
   const Tiles<T, Element>& tiles_;
   std::int64_t k_, panels_, blocks_;  // k_: in elements of the tiles

@@ -35,6 +35,17 @@ inline double exponentials(double* x, std::int64_t count, double scale, double b
   return sum;
 }
 
+constexpr int kMostColumns = 32;  // of a tile: floats of two AVX-512 registers
+
+// The largest x * scale; NaN if there is one.
+inline float largest(const float* x, std::int64_t count, float scale) { return kernels().largest(x, count, scale); }
+
+inline double largest(const double* x, std::int64_t count, double scale) {
+  double most = -INFINITY;
+  for (std::int64_t i = 0; i < count; ++i) most = x[i] * scale > most || std::isnan(x[i]) ? x[i] * scale : most;
+  return most;
+}
+
 // Calls `f` with a null pointer to the type of the dtype's elements, where torch multiplies such. False: it does not.
 template <class F>
 bool with_factor_type(std::int32_t dtype, F&& f) {

@@ -98,17 +98,24 @@ template <class E, class I>
 bool scatter_line(const Line& line, E* out, const I* index, const E* source, Reduction reduction, bool include_self,
                   std::int64_t* counts) {
   const auto target = [&](std::int64_t i) { return static_cast<std::int64_t>(index[i * line.index_step]); };
+  const auto combine = [&](const auto& by) {
+    for (std::int64_t i = 0; i < line.size; ++i) {
+      E& to = out[target(i) * line.out_step];
+      to = by(to, source[i * line.source_step]);
+    }
+  };
   for (std::int64_t i = 0; i < line.size; ++i)
-    if (target(i) < 0 || target(i) >= line.out_size)
+    if (static_cast<std::uint64_t>(target(i)) >= static_cast<std::uint64_t>(line.out_size))
       return fail("`scatter` to index %lld of an axis of the size %lld", static_cast<long long>(target(i)),
                   static_cast<long long>(line.out_size)),
              false;
-  if (reduction != Reduction::put && !include_self)
+  if (reduction == Reduction::put) return combine([](E, E other) { return other; }), true;
+  if (!include_self)
     for (std::int64_t i = 0; i < line.size; ++i) out[target(i) * line.out_step] = neutral<E>(reduction);
-  for (std::int64_t i = 0; i < line.size; ++i) {
-    E& to = out[target(i) * line.out_step];
-    to = combined(to, source[i * line.source_step], reduction);
-  }
+  if (reduction == Reduction::sum)
+    combine([](E one, E other) { return combined(one, other, Reduction::sum); });
+  else
+    combine([&](E one, E other) { return combined(one, other, reduction); });
   if (reduction != Reduction::mean) return true;
   std::fill(counts, counts + line.out_size, include_self ? 1 : 0);
   for (std::int64_t i = 0; i < line.size; ++i) ++counts[target(i)];

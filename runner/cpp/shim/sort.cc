@@ -130,6 +130,7 @@ MCTL_EXPORT AOTITorchError aoti_torch_cpu_topk(Handle handle, std::int64_t k, st
   return arrange(*self, axis, {"topk", 0, self->rank == 0 ? 1 : k, true, false}, values, indices,
                  [=]<class E>(Item<E>* items, std::int64_t count) {
                    const Before<E> before{largest != 0};
+                   if (k < count / 64) return std::partial_sort(items, items + k, items + count, before);
                    if (k < count) std::nth_element(items, items + k, items + count, before);
                    if (sorted != 0) std::sort(items, items + k, before);
                  });

@@ -41,12 +41,16 @@ using Zip = void (*)(const std::uint16_t* from, std::int64_t step, std::int64_t 
 // The nearest bfloat16 numbers, of two the even one.
 using Narrow = void (*)(const float* from, std::int64_t count, std::uint16_t* to);
 
+// The largest x * scale; NaN if there is one.
+using Largest = float (*)(const float* x, std::int64_t count, float scale);
+
 struct Kernels {
   Tiles<float> floats;
   Tiles<double> doubles;
   Tiles<std::uint64_t> integers;  // their sums wrap round, whatever the sign and width
   Tiles<float, Pair> pairs;       // of no rows where the CPU has no instruction for them
   Exponentials<float> exponentials;
+  Largest largest;
   Turn turn;
   Zip zip;
   Narrow narrow;

@@ -227,6 +227,24 @@ float exponentials(float* x, int64_t count, float scale, float base) {
   return sum;
 }
 
+float largest(const float* x, int64_t count, float scale) {
+  Floats most = Floats{} - __builtin_inff();
+  for (; count > 0; count -= MCTL_FLOATS, x += MCTL_FLOATS) {
+    Floats y = Floats{} - __builtin_inff();
+    if (count >= MCTL_FLOATS) {
+      memcpy(&y, x, sizeof y);
+      y = y * scale;
+    } else {
+      for (int64_t lane = 0; lane < count; ++lane) y[lane] = x[lane] * scale;
+    }
+    most = (y > most) | (y != y) ? y : most;
+  }
+  float result = most[0];
+  for (int lane = 1; lane < MCTL_FLOATS; ++lane)
+    result = most[lane] > result || most[lane] != most[lane] ? most[lane] : result;
+  return result;
+}
+
 #endif
 
 }  // namespace
@@ -243,6 +261,7 @@ const Kernels MCTL_KERNELS = {tiles<Floats, float>(),
                               tiles<Wholes, std::uint64_t>(),
                               {},
                               exponentials,
+                              largest,
                               turn,
                               zip,
                               narrow};
