@@ -13,10 +13,10 @@ from . import console, progress
 
 if TYPE_CHECKING:
     from ..parity.bench import BenchReport
-    from ..runner.bench import Measured
+    from ..runner.bench import Curve, Measured
 
 _BUNDLE = Path("bundle.pt2")
-_PEERS = ("eager", "compile", "aoti", "onnxruntime", "openvino")
+_PEERS = ("eager", "compile", "aoti", "onnxruntime", "openvino", "eager-cuda", "compile-cuda")
 
 
 def bench(
@@ -165,14 +165,12 @@ def _ratio(found: "Measured") -> str:
 
 
 def _advice(report: "BenchReport", threads: int, target_ms: float | None) -> list[str]:
+    from ..parity.bench import CUDA
     from ..runner.bench import largest_within
 
     lines = []
     if curve := report.curves.get(threads):
-        lines.append(
-            f"latency = {_us(curve.fixed_us)} + {_us(curve.row_us)} x rows, off by at most {curve.worst:.0%};"
-            f" no more than {curve.rows_per_second:,.0f} rows/s, 90 % of it from batch {curve.rows_for(0.9):.0f} on"
-        )
+        lines.append(_curve_line(curve))
     if target_ms is not None:
         most = largest_within(report.over_rows(threads), target_ms * 1000)
         lines.append(
@@ -180,4 +178,30 @@ def _advice(report: "BenchReport", threads: int, target_ms: float | None) -> lis
             if most
             else f"no batch meets {target_ms:g} ms: a request may have to wait for one before its own"
         )
+    for name in dict.fromkeys(m.name for m in report.measured if m.threads == threads and m.name.endswith(CUDA)):
+        lines += _of_gpu(report, name, threads, target_ms)
     return [*lines, ""] if lines else []
+
+
+def _curve_line(curve: "Curve") -> str:
+    return (
+        f"latency = {_us(curve.fixed_us)} + {_us(curve.row_us)} x rows, off by at most {curve.worst:.0%};"
+        f" no more than {curve.rows_per_second:,.0f} rows/s, 90 % of it from batch {curve.rows_for(0.9):.0f} on"
+    )
+
+
+def _of_gpu(report: "BenchReport", name: str, threads: int, target_ms: float | None) -> list[str]:
+    """Where the GPU is the better place, and which batch meets the target there; nothing where other dims vary too."""
+    from ..runner.bench import better_from, fit, largest_within
+
+    mine, other = report.over_rows(threads), report.over_rows(threads, name)
+    if len(dict(mine)) != len(mine):
+        return []
+    lines = [f"{name}: {_curve_line(curve)}"] if (curve := fit(other)) else []
+    first = better_from(mine, other)
+    where = "at no batch" if first is None else "at every batch" if first == min(mine)[0] else f"from batch {first} on"
+    text = f"{name} gives more rows/s than mctl on the CPU {where}"
+    if target_ms is not None:
+        most = largest_within(other, target_ms * 1000)
+        text += f", and meets {target_ms:g} ms " + (f"up to batch {most}" if most else "at no batch")
+    return [*lines, text]

@@ -34,9 +34,10 @@ def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
     """A bundle that was written, with its report."""
     if made.report:
         tell(made.report, {**options, "json": False})
-    stats, seconds = made.stats, sum(made.stats.seconds.values())
+    stats = made.stats
+    compiled = f"compiled in {stats.total_seconds:.1f} s" if stats.seconds else "compiled before"
     console.say(
-        f"wrote {made.path}: {made.size / 1e6:.3g} MB, compiled in {seconds:.1f} s,"
+        f"wrote {made.path}: {made.size / 1e6:.3g} MB, {compiled},"
         f" at most {stats.peak_bytes / 1e9:.2g} GB of memory, parity {made.manifest.parity}"
     )
     for note in made.manifest.notes:

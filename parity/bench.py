@@ -11,6 +11,7 @@ from math import isqrt
 from pathlib import Path
 
 import msgspec
+import torch
 
 from ..bundle_format import archive as archives
 from ..bundle_format import manifest as manifests
@@ -31,6 +32,7 @@ Progress = Callable[[str], None]
 Sizes = Mapping[str, "Wanted"]
 
 _MOST_POINTS = 256
+CUDA = "-cuda"  # the end of the names of peers on a GPU
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -68,12 +70,15 @@ class BenchReport:
     warnings: tuple[str, ...]
     several: bool = False  # whether the bundle has more than one variant
 
-    def of_mctl(self, threads: int) -> list[Measured]:
-        return [found for found in self.measured if found.name == "mctl" and found.threads == threads]
+    def of(self, name: str, threads: int) -> list[Measured]:
+        return [found for found in self.measured if found.name == name and found.threads == threads]
 
-    def over_rows(self, threads: int) -> list[tuple[int, float]]:
-        """(rows, median us) of mctl."""
-        return [(found.rows, found.median_us) for found in self.of_mctl(threads)]
+    def of_mctl(self, threads: int) -> list[Measured]:
+        return self.of("mctl", threads)
+
+    def over_rows(self, threads: int, name: str = "mctl") -> list[tuple[int, float]]:
+        """(rows, median us), of mctl or of a peer."""
+        return [(found.rows, found.median_us) for found in self.of(name, threads)]
 
 
 def parse_dim(text: str) -> tuple[str, Wanted]:
@@ -232,7 +237,11 @@ def _peers(request: BenchRequest, manifest: Manifest, stack: ExitStack) -> tuple
 
 def _peer(name: Name, request: BenchRequest, manifest: Manifest) -> Peer:
     peer = Peer(name, str(request.bundle), 0, weights=str(request.weights or ""), onnx=str(request.onnx or ""))
-    if name in ("eager", "compile", "aoti"):
+    if name.endswith(CUDA):
+        if not torch.cuda.is_available():
+            raise UsageError(f"torch {torch.__version__} sees no CUDA device")
+        peer = msgspec.structs.replace(peer, device="cuda")
+    if name.removesuffix(CUDA) in ("eager", "compile", "aoti"):
         model = request.model or manifest.source.file
         if not Path(model if model.endswith(".py") else model.rpartition(":")[0]).is_file():
             raise UsageError(f"there is no `{model}` here", "say where the model is with `--model MODEL.py`")

@@ -7,14 +7,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.contract import Contract
@@ -27,7 +28,7 @@ from ..runner.stopwatch import Answer, Ask
 from .onnx import OnnxSession, twin
 from .truth import recorded_source
 
-Name = Literal["eager", "compile", "aoti", "onnxruntime", "openvino"]
+Name = Literal["eager", "compile", "aoti", "onnxruntime", "openvino", "eager-cuda", "compile-cuda"]
 NAMES: tuple[Name, ...] = get_args(Name)
 
 Tensors = dict[str, Tensor]
@@ -43,6 +44,7 @@ class Peer(msgspec.Struct, frozen=True):
     model: str = ""
     weights: str = ""
     onnx: str = ""
+    device: str = ""  # torch's, to which the model goes; "": it stays where it is
 
 
 def main(peer: Peer) -> None:
@@ -98,18 +100,31 @@ def _contract(peer: Peer) -> tuple[Contract, Manifest]:
 
 
 def _torch(peer: Peer, *, compiled: bool) -> Callable[[Tensors], Bound]:
+    """Where it goes to a device, a call takes the inputs there and the outputs back, as a server has to."""
     contract, manifest = _contract(peer)
     source = recorded_source(peer.model, Path(peer.weights) if peer.weights else None, manifest)
     model = fresh_copy(source.model)
+    if peer.device:
+        model = model.to(peer.device)
     if compiled:
         model = torch.compile(model, dynamic=bool(contract.dims))
     named = source.named({declared.name: torch.empty(0) for declared in contract.inputs})
 
     def bind(inputs: Tensors) -> Bound:
         args, kwargs = named.call(inputs)
+        if peer.device:
+            return lambda: _there_and_back(model, args, kwargs, peer.device)
         return lambda: model(*args, **kwargs)
 
     return bind
+
+
+def _there_and_back(model: Callable[..., object], args: Sequence[Any], kwargs: dict[str, Any], device: str) -> object:
+    """A call of the model on a device, with everything in the memory of the CPU before and after it."""
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    outputs = tree_map_only(Tensor, lambda tensor: tensor.cpu(), model(*args, **kwargs))
+    torch.get_device_module(device).synchronize()
+    return outputs
 
 
 def _aoti(peer: Peer) -> Callable[[Tensors], Bound]:
@@ -161,6 +176,8 @@ _BINDERS: dict[Name, Callable[[Peer], Callable[[Tensors], Bound]]] = {
     "aoti": _aoti,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "eager-cuda": lambda peer: _torch(peer, compiled=False),
+    "compile-cuda": lambda peer: _torch(peer, compiled=True),
 }
 
 

@@ -194,6 +194,18 @@ def largest_within(points: Sequence[tuple[int, float]], target_us: float) -> int
     return max((rows for rows, us in points if 2 * us <= target_us), default=None)
 
 
+def better_from(mine: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> int | None:
+    """The batch from which on `other` gives more rows/s wherever both were measured; None: not at the largest."""
+    known = dict(other)
+    found = None
+    for rows, us in sorted(mine, reverse=True):
+        if rows in known:
+            if known[rows] >= us:
+                break
+            found = rows
+    return found
+
+
 def padding_waste(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """(rows, share): what the smallest batch above each bucket costs, padded to the next, over its time unpadded.
 

@@ -1,9 +1,12 @@
 """`mctl bench`: sizes, peers, warnings, and one real run."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from mctl.export.program import load_program
 from mctl.parity import bench, peers, plot
 from mctl.parity.bench import BenchReport, Wanted
 from mctl.runner.bench import Measured, Ratio
+from mctl.runner.stopwatch import Ask, Stopwatch
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -107,8 +111,11 @@ def test_the_peer_that_torch_compiles_is_the_model_at_every_size(mlp_bundle: Pat
 
 
 def test_peers_that_cannot_be_had_are_named(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
-    done = run_mctl("bench", mlp_bundle, "--dim", "batch=1", "--against", "eager,onnxruntime", cwd=tmp_path)
+    peers = "eager,onnxruntime,eager-cuda"
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = run_mctl("bench", mlp_bundle, "--dim", "batch=1", "--against", peers, cwd=tmp_path, env=hidden)
     assert done.returncode == 0, done.stderr
+    assert f"left out: eager-cuda: torch {torch.__version__} sees no CUDA device\n" in done.stdout
     assert "left out: eager: there is no `mlp.py` here (say where the model is with `--model MODEL.py`)" in done.stdout
     assert "left out: onnxruntime: there is no ONNX model in" in done.stdout
     assert "mlp 1, 1 thread\n" in done.stdout
@@ -143,6 +150,57 @@ def test_the_table_shows_what_is_slower() -> None:
     assert _ratio(base.measured[0]) == ""
     assert _advice(base, 1, 3.0)[0].startswith("`--max-batch-size 8` meets 3 ms")
     assert _advice(base, 1, 2.0)[0].startswith("no batch meets 2 ms")
+
+
+@pytest.mark.parametrize("name", ["eager-cuda", "compile-cuda"])
+def test_a_model_on_a_device_gets_its_inputs_there_and_its_outputs_back(
+    mlp_bundle: Path, tmp_path: Path, name: peers.Name
+) -> None:
+    """The way is the same for every device; here there is no GPU."""
+    peer = peers.Peer(name, str(mlp_bundle), 1, model=str(SAMPLES / "mlp.py"), device="cpu")
+    with open_bundle(mlp_bundle) as archive:
+        point = bench.point_at(archive.manifest, {"batch": 8}, tmp_path / "8.safetensors", 0, {})
+    command = (sys.executable, "-P", "-m", "mctl.parity.peers", msgspec.json.encode(peer).decode())
+    with Stopwatch(name, command, 1) as watch:
+        assert len(watch.time(Ask(str(point.tensors), point.dims, "", 0.0))) == 1
+    if name == "eager-cuda":
+        there = peers._BINDERS[name](peer)
+        here = peers._BINDERS["eager"](peers.Peer("eager", str(mlp_bundle), 1, model=str(SAMPLES / "mlp.py")))
+        inputs = {"x": torch.randn(8, 128)}
+        torch.testing.assert_close(there(inputs)(), here(inputs)())
+
+
+def test_every_tensor_of_a_call_goes_and_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device that has no values: they cannot come back, which shows that they were there."""
+    seen = []
+
+    def model(x: torch.Tensor, *, more: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.extend((x.device.type, more[0].device.type))
+        return {"y": torch.ones(3)}
+
+    waited = []
+    module = SimpleNamespace(synchronize=lambda: waited.append(len(seen)))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    made = peers._there_and_back(model, (torch.ones(2),), {"more": [torch.ones(1)]}, "meta")
+    assert seen == ["meta", "meta"] and waited == [2]
+    assert made == {"y": pytest.approx(torch.ones(3))}
+
+
+def test_where_the_gpu_is_the_better_place() -> None:
+    from mctl.cli.bench import _advice
+
+    def told(gpu: dict[int, float], target: float | None = None) -> str:
+        base = report((1, 1, 10.0, True), (1, 8, 40.0, True), (1, 64, 300.0, True))
+        found = [Measured("eager-cuda", 1, {"batch": n}, n, us, us, us, 9, 0.0, None) for n, us in gpu.items()]
+        return "\n".join(_advice(replace(base, measured=(*base.measured, *found)), 1, target))
+
+    made = told({1: 50.25, 8: 52.0, 64: 66.0}, 0.11)
+    assert "eager-cuda: latency = 50 us + 0.25 us x rows, off by at most 0%" in made
+    assert "eager-cuda gives more rows/s than mctl on the CPU from batch 64 on, and meets 0.11 ms up to batch 8" in made
+    assert "`--max-batch-size 8` meets 0.11 ms" in made
+    assert "on the CPU at no batch" in told({1: 50.0, 8: 51.0, 64: 300.0})
+    assert "on the CPU at every batch, and meets 0.01 ms at no batch" in told({1: 9.0, 8: 39.0, 64: 60.0}, 0.01)
+    assert "on the CPU from batch 64 on" in told({1: 9.0, 8: 41.0, 64: 60.0}), "at one batch it happens to be faster"
 
 
 def test_the_curve_is_kept_and_compared(mlp_bundle: Path, writable: Callable[[Path], Path]) -> None:
