@@ -25,8 +25,8 @@ from ..runner import native
 from ..runner.bench import Curve, Machine, Measured, Point
 from ..runner.stopwatch import Failed, Stopwatch, runner_stopwatch
 from . import cases
-from .onnx import PACKAGES, twin
-from .peers import Name, Peer
+from .onnx import PACKAGES
+from .peers import Name, Peer, in_words
 
 Progress = Callable[[str], None]
 Sizes = Mapping[str, "Wanted"]
@@ -221,7 +221,7 @@ def _peers(request: BenchRequest, manifest: Manifest, stack: ExitStack) -> tuple
         try:
             peer = _peer(name, request, manifest)
         except MctlError as error:
-            left_out[name] = f"{error.message} ({error.hint})" if error.hint else error.message
+            left_out[name] = in_words(error)
             continue
         for threads in request.threads:
             told = msgspec.json.encode(msgspec.structs.replace(peer, threads=threads)).decode()
@@ -249,7 +249,6 @@ def _peer(name: Name, request: BenchRequest, manifest: Manifest) -> Peer:
     package = "openvino" if name == "openvino" else PACKAGES["onnxruntime"]
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"the package `{package}` is not installed", f"`pip install {package}`")
-    twin(request.bundle, request.onnx)
     return peer
 
 

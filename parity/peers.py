@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.contract import Contract
+from ..bundle_format.errors import MctlError
 from ..bundle_format.manifest import Manifest
 from ..export.capture import capture
 from ..export.example import make_inputs, tracing_sizes
@@ -72,7 +73,14 @@ def main(peer: Peer) -> None:
             answer(Answer(error=_told(error)))
 
 
+def in_words(error: MctlError) -> str:
+    """In one line."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
 def _told(error: Exception) -> str:
+    if isinstance(error, MctlError):
+        return in_words(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
