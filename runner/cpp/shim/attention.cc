@@ -34,7 +34,7 @@ class Attention {
   AOTITorchError run() const {
     const std::int64_t heads = q_.sizes[0] * q_.sizes[1], blocks = (rows() + kBlock - 1) / kBlock;
     if (heads == 0 || rows() == 0) return kDone;
-    const int threads = threads_for(static_cast<double>(heads * rows()) * static_cast<double>(keys() * depth()) / 8);
+    const int threads = threads_for(static_cast<double>(heads * rows()) * static_cast<double>(keys() * depth()));
     const std::int64_t parts = heads >= threads ? 1 : std::min<std::int64_t>(blocks, threads);
     std::int64_t each = 0;
     const bool fits = !__builtin_mul_overflow(wide(keys()), depth(), &each) &&

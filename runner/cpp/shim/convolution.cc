@@ -45,7 +45,7 @@ class Convolution {
   AOTITorchError run() const {
     const std::int64_t images = input_.sizes[0], panels = (g_.places() + tiles_.columns - 1) / tiles_.columns;
     if (output_.count == 0) return kDone;
-    const int threads = threads_for(static_cast<double>(output_.count) * static_cast<double>(g_.terms()) / 16);
+    const int threads = threads_for(static_cast<double>(output_.count) * static_cast<double>(g_.terms()) / 2);
     std::int64_t each = 0;
     const bool fits = !__builtin_mul_overflow(g_.terms(), std::int64_t{tiles_.columns}, &each) &&
                       !__builtin_add_overflow(each, g_.outputs * tiles_.columns, &each);

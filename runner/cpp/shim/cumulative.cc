@@ -31,7 +31,7 @@ AOTITorchError cumulate(const char* name, Handle self, std::int64_t dim, const s
       }
       const Lines lines(out, axis);
       const std::int64_t apart = lines.step(out.strides);
-      const int threads = threads_for(static_cast<double>(out.count) * 2);
+      const int threads = threads_for(static_cast<double>(out.count) * 32);
       share_out(threads, lines.count(), [&](std::int64_t line, int) {
         E* const x = elements<E>(out) + lines.begin(line, out.strides);
         auto total = static_cast<Total<E>>(start);

@@ -94,7 +94,7 @@ AOTITorchError fill(const Bags& bags, const Tensor& out, const Tensor& of_index,
     else
       elements<std::int64_t>(list)[at] = value;
   };
-  const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns));
+  const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns) * 8);
   const Scratch scratch(threads * columns, sizeof(Sum<E>)), rows(threads * columns, sizeof(std::int64_t));
   if (!scratch || !rows) return kFailed;
   share_out(threads, bags.count, [&](std::int64_t bag, int thread) {

@@ -38,7 +38,8 @@ class Scratch {
   Block* block_ = nullptr;
 };
 
-// A loop is worth another thread for each so many simple steps: some 20 us of one core.
+// A loop is worth another thread for each so many steps: some 20 us of one core, where a step is one of the products
+// and sums that a vector makes at once.
 constexpr std::int64_t kStepsOfThread = 1 << 20;
 
 inline int threads_for(double steps) {

@@ -183,7 +183,7 @@ class Run {
 template <class Element, class E>
 AOTITorchError run_as(const Product<E>& product) {
   const int threads = threads_for(static_cast<double>(product.count) * static_cast<double>(product.m) *
-                                  static_cast<double>(product.n) * static_cast<double>(product.k) / 16);
+                                  static_cast<double>(product.n) * static_cast<double>(product.k) / 2);
   const bool across = threads > 1 && product.count >= threads;
   const Run<E, Element> way(product);
   const Scratch scratch(across ? threads : 1, way.bytes());

@@ -77,7 +77,7 @@ class Lstm {
 
   void multiply(std::int64_t rows, std::int64_t k, const T* a, const T* panels, T* out) const {
     const std::int64_t count = wide() / tiles_.columns;
-    const int threads = threads_for(static_cast<double>(rows) * static_cast<double>(k * wide()) / 16);
+    const int threads = threads_for(static_cast<double>(rows) * static_cast<double>(k * wide()) / 2);
     share_out(threads, count, [&](std::int64_t panel, int) {
       multiply_panel(tiles_, rows, k, a, k, panels + panel * k * tiles_.columns, tiles_.columns,
                      out + panel * tiles_.columns, wide());
