@@ -43,6 +43,20 @@ struct Before {
   }
 };
 
+// A tensor, and the axis along which it is arranged.
+struct Along {
+  const Tensor* self;
+  std::int32_t axis;
+  std::int64_t size;
+};
+
+AOTITorchError find_along(Handle handle, std::int64_t dim, Along* result) {
+  const Tensor* self = result->self = find(handle);
+  if (self == nullptr || find_axis(*self, dim, &result->axis) != kDone) return kFailed;
+  result->size = self->rank == 0 ? 1 : self->sizes[result->axis];
+  return kDone;
+}
+
 // Where the results of a line go: `keep` of its items from `first` on, after `order` has put them there.
 struct Plan {
   const char* name;
@@ -65,8 +79,9 @@ AOTITorchError make_results(const Tensor& self, std::int32_t axis, const Plan& p
 }
 
 template <class Order>
-AOTITorchError arrange(const Tensor& self, std::int32_t axis, const Plan& plan, Handle* values, Handle* indices,
-                       Order order) {
+AOTITorchError arrange(const Along& along, const Plan& plan, Handle* values, Handle* indices, Order order) {
+  const Tensor& self = *along.self;
+  const std::int32_t axis = along.axis;
   AOTITorchError done = kFailed;
   const bool known = with_type(self.dtype, [&]<class E>(E*) {
     Handle made = nullptr, made_indices = nullptr;
@@ -104,11 +119,9 @@ AOTITorchError arrange(const Tensor& self, std::int32_t axis, const Plan& plan, 
 
 MCTL_EXPORT AOTITorchError aoti_torch_cpu_sort_stable(Handle handle, std::int32_t*, std::int64_t dim,
                                                       std::int32_t descending, Handle* values, Handle* indices) {
-  const Tensor* self = find(handle);
-  std::int32_t axis = 0;
-  if (self == nullptr || find_axis(*self, dim, &axis) != kDone) return kFailed;
-  const std::int64_t size = self->rank == 0 ? 1 : self->sizes[axis];
-  return arrange(*self, axis, {"sort", 0, size, true, true}, values, indices,
+  Along along{};
+  if (find_along(handle, dim, &along) != kDone) return kFailed;
+  return arrange(along, {"sort", 0, along.size, true, true}, values, indices,
                  [descending]<class E>(Item<E>* items, std::int64_t count) {
                    std::sort(items, items + count, Before<E>{descending != 0});
                  });
@@ -121,13 +134,11 @@ MCTL_EXPORT AOTITorchError aoti_torch_cpu_sort(Handle handle, std::int64_t dim, 
 
 MCTL_EXPORT AOTITorchError aoti_torch_cpu_topk(Handle handle, std::int64_t k, std::int64_t dim, std::int32_t largest,
                                                std::int32_t sorted, Handle* values, Handle* indices) {
-  const Tensor* self = find(handle);
-  std::int32_t axis = 0;
-  if (self == nullptr || find_axis(*self, dim, &axis) != kDone) return kFailed;
-  const std::int64_t size = self->rank == 0 ? 1 : self->sizes[axis];
-  if (k < 0 || k > size)
-    return fail("`topk` of %lld out of %lld", static_cast<long long>(k), static_cast<long long>(size));
-  return arrange(*self, axis, {"topk", 0, self->rank == 0 ? 1 : k, true, false}, values, indices,
+  Along along{};
+  if (find_along(handle, dim, &along) != kDone) return kFailed;
+  if (k < 0 || k > along.size)
+    return fail("`topk` of %lld out of %lld", static_cast<long long>(k), static_cast<long long>(along.size));
+  return arrange(along, {"topk", 0, along.self->rank == 0 ? 1 : k, true, false}, values, indices,
                  [=]<class E>(Item<E>* items, std::int64_t count) {
                    const Before<E> before{largest != 0};
                    if (k < count / 64) return std::partial_sort(items, items + k, items + count, before);
@@ -138,13 +149,11 @@ MCTL_EXPORT AOTITorchError aoti_torch_cpu_topk(Handle handle, std::int64_t k, st
 
 MCTL_EXPORT AOTITorchError aoti_torch_cpu_kthvalue(Handle handle, std::int64_t k, std::int64_t dim, std::int32_t keep,
                                                    Handle* values, Handle* indices) {
-  const Tensor* self = find(handle);
-  std::int32_t axis = 0;
-  if (self == nullptr || find_axis(*self, dim, &axis) != kDone) return kFailed;
-  const std::int64_t size = self->rank == 0 ? 1 : self->sizes[axis];
-  if (k < 1 || k > size)
-    return fail("`kthvalue` %lld of %lld", static_cast<long long>(k), static_cast<long long>(size));
-  return arrange(*self, axis, {"kthvalue", k - 1, 1, keep != 0, false}, values, indices,
+  Along along{};
+  if (find_along(handle, dim, &along) != kDone) return kFailed;
+  if (k < 1 || k > along.size)
+    return fail("`kthvalue` %lld of %lld", static_cast<long long>(k), static_cast<long long>(along.size));
+  return arrange(along, {"kthvalue", k - 1, 1, keep != 0, false}, values, indices,
                  [k]<class E>(Item<E>* items, std::int64_t count) {
                    std::nth_element(items, items + k - 1, items + count, Before<E>{false});
                  });
