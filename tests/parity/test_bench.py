@@ -171,7 +171,7 @@ def test_a_model_on_a_device_gets_its_inputs_there_and_its_outputs_back(
 
 
 def test_every_tensor_of_a_call_goes_and_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the device that has no values: they cannot come back, which shows that they were there."""
+    """On the device that has no values, from which none can come back."""
     seen = []
 
     def model(x: torch.Tensor, *, more: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -184,6 +184,8 @@ def test_every_tensor_of_a_call_goes_and_comes(monkeypatch: pytest.MonkeyPatch) 
     made = peers._there_and_back(model, (torch.ones(2),), {"more": [torch.ones(1)]}, "meta")
     assert seen == ["meta", "meta"] and waited == [2]
     assert made == {"y": pytest.approx(torch.ones(3))}
+    with pytest.raises(NotImplementedError, match="meta"):
+        peers._there_and_back(lambda x: {"y": [x]}, (torch.ones(2),), {}, "meta")
 
 
 def test_where_the_gpu_is_the_better_place() -> None:
