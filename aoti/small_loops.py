@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 # Work is elements times the lines of code for 16 of them, where a function counts as many lines. Two threads that are
-# awake are as fast as one at 50,000 (gelu), 100,000 to 150,000 (softmax, x + 1) and 160,000 (layer norm):
-# tests/bench/loops.py. On a busy machine, or once threads sleep, a region costs a hundred times as much.
+# awake are as fast as one at about 20,000 (tanh), 40,000 (softmax), 30,000 to 120,000 (gelu), 110,000 to 230,000 (x+1),
+# and not yet at 110,000 in a layer norm of four loops: tests/bench/loops.py. Where threads sleep or lack a core, a
+# region costs a hundred times as much, so that the limit is among the larger of these.
 ENOUGH_WORK = 1 << 17
 _VECTOR = 16
 _FUNCTION_LINES = 16
