@@ -1,8 +1,9 @@
 // mctl::mctl_conv2d(x [b, c, h, w], packed, bias [n]?, residual?, n, kernel, stride, padding, dilation, groups, act)
 //
-// Channels lie innermost. Pixels that a chunk of outputs looks at are gathered into rows, and these are multiplied with
-// the packed weights, of float32 or bfloat16 as in a linear layer; a 1x1 convolution needs no gathering. Depthwise
-// convolutions go channel by channel, in vectors of float32.
+// Channels lie innermost. Each output is a sum over its taps where they lie in the input, or in a copy of a part of it
+// that has zeros as padding (and is rounded, where weights are of bfloat16): pixels of a line are the rows of a product
+// with the packed weights, their taps its terms. A 1x1 convolution is a linear layer. Depthwise convolutions go by
+// vectors of channels, in float32, and leave out taps in the padding.
 #include "linear.h"
 #include "tensor.h"
 
@@ -11,6 +12,8 @@ namespace {
 
 // Convolutions that keep so many channels apart, or more, have a way of their own: it takes whole vectors.
 constexpr std::int64_t kLeast = 16;
+
+// Lines of so few outputs, or fewer, take all columns of the weights at once: a product of few rows wants many.
 constexpr std::int64_t kNarrow = 6;
 
 struct Shape {

@@ -8,10 +8,17 @@ namespace {
 // row would be too many.
 constexpr int kTogether = 4;
 
-// The sums of MR rows and NV vectors of columns, and the bias.
+// What a block does with its sums.
+struct Ending {
+  const Floats* bias;
+  Rows<const float> residual;  // of no data where there is none
+  bool relu;
+};
+
+// MR rows and NV vectors of columns.
 template <int MR, int NV, class Element>
 [[gnu::noinline]] void block(const Terms& k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
-                             const Floats* bias, Rows<float> to) {
+                             const Ending& ending, Rows<float> to) {
   constexpr int kVectors = kPanel / kLanes;
   const Element* rows[(MR + kTogether - 1) / kTogether];
 #pragma GCC unroll 16
@@ -45,7 +52,21 @@ template <int MR, int NV, class Element>
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 16
-    for (int j = 0; j < NV; ++j) store(to[i] + j * kLanes, sums[i][j] + bias[j]);
+    for (int j = 0; j < NV; ++j) sums[i][j] += ending.bias[j];
+  if (ending.residual.data != nullptr)
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) sums[i][j] += load(ending.residual[i] + j * kLanes);
+  if (ending.relu)
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) sums[i][j] = at_least(sums[i][j], 0.0f);
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 16
+    for (int j = 0; j < NV; ++j) store(to[i] + j * kLanes, sums[i][j]);
 }
 
 // Rows that one block has at most, so that the sums of NV vectors, the weights and a factor fit into the registers.
@@ -54,12 +75,12 @@ inline constexpr int kRows = std::clamp((kRegisters - NV - 1) / NV, 1, 12);
 
 template <int NV, class Element, int MR = kRows<NV>>
 void rows_of(std::int64_t count, const Terms& k, Rows<const Element> a, const Packed<Element>& b, std::int64_t column,
-             const Floats* bias, Rows<float> to) {
+             const Ending& ending, Rows<float> to) {
   if constexpr (MR > 0) {
     if (count == MR)
-      block<MR, NV>(k, a, b, column, bias, to);
+      block<MR, NV>(k, a, b, column, ending, to);
     else
-      rows_of<NV, Element, MR - 1>(count, k, a, b, column, bias, to);
+      rows_of<NV, Element, MR - 1>(count, k, a, b, column, ending, to);
   }
 }
 
@@ -69,21 +90,25 @@ std::int64_t columns_of(std::int64_t rows, const Terms& k, Rows<const Element> a
                         std::int64_t begin, std::int64_t end, const Finish& finish, Rows<float> out) {
   constexpr std::int64_t kWidth = NV * kLanes;
   const std::int64_t blocks = (rows + kRows<NV> - 1) / kRows<NV>;
+  const bool relu = finish.activation == Activation::relu;
   for (; begin + kWidth - kLanes < end; begin += kWidth) {
     const std::int64_t width = std::min(kWidth, b.columns - begin);
+    const bool at_once = width == kWidth && (relu || finish.activation == Activation::none);
     Floats bias[NV] = {};
     if (finish.bias != nullptr) std::memcpy(bias, finish.bias + begin, static_cast<std::size_t>(width) * sizeof(float));
+    Ending ending{bias, {nullptr, finish.residual_stride}, relu && at_once};
     for (std::int64_t i = 0, row = 0; i < blocks; ++i) {
       const std::int64_t next = rows * (i + 1) / blocks;
+      const float* const residual =
+          finish.residual == nullptr ? nullptr : finish.residual + row * finish.residual_stride + begin;
       float beside[kRows<NV> * kWidth];
       const Rows<float> to = width == kWidth ? Rows<float>{out[row] + begin, out.stride} : Rows<float>{beside, kWidth};
-      rows_of<NV>(next - row, k, Rows<const Element>{a[row], a.stride}, b, begin, bias, to);
-      if (width < kWidth || finish.residual != nullptr || finish.activation != Activation::none)
+      if (at_once) ending.residual.data = residual;
+      rows_of<NV>(next - row, k, Rows<const Element>{a[row], a.stride}, b, begin, ending, to);
+      if (!at_once)
         for (std::int64_t j = 0; j < next - row; ++j)
-          finish_row(
-              to[j],
-              finish.residual == nullptr ? nullptr : finish.residual + (row + j) * finish.residual_stride + begin,
-              finish.activation, width, out[row + j] + begin);
+          finish_row(to[j], residual == nullptr ? nullptr : residual + j * finish.residual_stride, finish.activation,
+                     width, out[row + j] + begin);
       row = next;
     }
   }
