@@ -1,6 +1,7 @@
 #include "host_library.h"
 
 #include <dlfcn.h>
+#include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,6 +34,13 @@ void set_environment(int threads) {
   if (getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "10000", 0);
 }
 
+// What a call asks for and gives back stays with the process, for the next call. Otherwise the kernel gets it back, and
+// hands it out again page by page: with two threads that took a quarter of a CNN's time at 8 rows.
+void keep_memory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that there may be
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
 // The folder of this program.
 std::string own_folder() {
   char path[PATH_MAX];
@@ -51,6 +59,7 @@ std::string file_of(const std::string& path) {
 
 Result<HostLibrary> HostLibrary::load(const std::string& path, int threads) {
   set_environment(threads);
+  keep_memory();
   HostLibrary library;
   library.handle_ = dlopen(file_of(path).c_str(), RTLD_LAZY | RTLD_GLOBAL);
   if (library.handle_ == nullptr)

@@ -341,6 +341,22 @@ def test_an_image_does_not_depend_on_the_others(
     assert all(torch.equal(other, made[0]) for other in made)
 
 
+def test_threads_live_on_from_layer_to_layer(kernels: Kernels) -> None:
+    """Whatever a layer needs of them: to end and start some takes longer than a layer."""
+    weight, few, many = torch.randn(256, 256), torch.randn(8, 256), torch.randn(64, 256)  # worth 2 threads, and 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        kernels.linear(many, weight)
+        before = set(Path("/proc/self/task").iterdir())
+        for _ in range(3):
+            kernels.linear(few, weight)
+            kernels.linear(many, weight)
+        assert before <= set(Path("/proc/self/task").iterdir())
+    finally:
+        torch.set_num_threads(threads)
+
+
 def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else None
     masks = [m if m.dtype == torch.bool else m.double() for m in (mask, allowed) if m is not None]

@@ -4,6 +4,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_void_p
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +149,27 @@ def test_products_on_threads(shim: ctypes.CDLL) -> None:
     with Given(shim, out, many, others) as handles:
         call(shim.aoti_torch_cpu_bmm_out, *handles)
     near(out, torch.bmm(many.double(), others.double()).float(), 70)
+
+
+def test_threads_live_on_from_operator_to_operator(shim: ctypes.CDLL) -> None:
+    """Whatever an operator needs of them: to end and start some takes longer than an operator."""
+    b, out = random(256, 256, seed=1), torch.zeros(256, 256)
+
+    def multiply(rows: int) -> None:
+        with Given(shim, out[:rows], random(rows, 256), b) as handles:
+            call(shim.aoti_torch_cpu_mm_out, *handles)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        multiply(256)
+        before = set(Path("/proc/self/task").iterdir())
+        for _ in range(3):
+            multiply(64)  # worth 2 threads
+            multiply(256)
+        assert before <= set(Path("/proc/self/task").iterdir())
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

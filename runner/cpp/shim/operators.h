@@ -46,15 +46,20 @@ inline int threads_for(double steps) {
   return static_cast<int>(std::clamp(steps / kStepsOfThread, 1.0, static_cast<double>(omp_get_max_threads())));
 }
 
-// Calls work(i, thread) for each i below `count`, on so many threads; one alone needs nothing of OpenMP.
+// Calls work(i, thread) for each i below `count`, on so many threads; one alone needs nothing of OpenMP. The team is
+// always that of all threads: g++'s OpenMP ends those that a smaller team has no place for, and starts others later.
 template <class Work>
 void share_out(int threads, std::int64_t count, const Work& work) {
   if (threads <= 1) {
     for (std::int64_t i = 0; i < count; ++i) work(i, 0);
     return;
   }
-#pragma omp parallel for num_threads(threads)
-  for (std::int64_t i = 0; i < count; ++i) work(i, omp_get_thread_num());
+#pragma omp parallel
+  {
+    const int team = std::min(threads, omp_get_num_threads()), thread = omp_get_thread_num();
+    if (thread < team)
+      for (std::int64_t i = count * thread / team, end = count * (thread + 1) / team; i < end; ++i) work(i, thread);
+  }
 }
 
 // "float32" for 6.
