@@ -1,7 +1,8 @@
 """Which variant runs, by sizes and threads. runner/cpp/lookup.cc follows the same rules, by the same vectors.
 
 1. The choices of a bundle that count are those for as many threads as an instance has; else those for the largest
-   smaller number that was measured; else those for the smallest.
+   smaller number that was measured; else those for the smallest. Of these, not those of a variant that is compiled for
+   more threads than the instance has.
 2. The first of them that has room for the sizes and whose variant covers them says which variant runs. A writer puts
    them in order of volume, so that this is the next larger one.
 3. Where none has room, the last of them whose variant covers the sizes says it; else it is the first variant that
@@ -20,7 +21,8 @@ class Lookup:
     def __init__(self, manifest: Manifest, threads: int) -> None:
         self._variants = manifest.variants
         self._by_name = {variant.name: variant for variant in manifest.variants}
-        self._choices = _for_threads(manifest.tuning.choices if manifest.tuning else (), threads)
+        choices = _for_threads(manifest.tuning.choices if manifest.tuning else (), threads)
+        self._choices = [choice for choice in choices if self._by_name[choice.variant].threads <= threads]
 
     def variant(self, dims: Mapping[str, int]) -> Variant | None:
         """The variant for these sizes; None if none covers them."""

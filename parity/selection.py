@@ -123,10 +123,12 @@ class Selection:
         self.noise = max(LEAST_NOISE, timing.quantile(sorted(apart), 0.9))
 
     def consider(self, variant: Variant, watches: Iterable[Watch], progress: Progress) -> int:
-        """Measures a variant where it covers against the best so far; at how many places it is the best now."""
+        """Measures a variant against the best so far, where it covers and has the threads that it is compiled for; at how
+        many places it is the best now.
+        """
         won = 0
         for place, point, watch in self._places(watches):
-            if not covers(variant, point.dims):
+            if not covers(variant, point.dims) or variant.threads > watch.threads:
                 continue
             first = Fixed("first", watch, self.best[place], point)
             found = duel(first, Fixed("second", watch, variant.name, point), progress)

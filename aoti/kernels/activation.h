@@ -68,7 +68,7 @@ inline Floats erfc(Floats x) {
   p = p * t + 0.37409196f;
   p = p * t + 1.00002368f;
   p = p * t - 1.26551223f;
-  const Floats upper = t * exp(p - z * z);
+  const Floats upper = t * exp<true>(p - z * z);
   return x < Floats{} ? 2.0f - upper : upper;
 }
 

@@ -24,6 +24,7 @@ Lookup::Lookup(const Manifest& manifest, std::int64_t threads) : manifest_(manif
   for (const Choice& choice : manifest.tuning->choices) {
     if (choice.threads != counts) continue;
     const auto variant = std::ranges::find(manifest.variants, choice.variant, &Variant::name);
+    if (variant->threads > threads) continue;
     Entry entry{{}, static_cast<std::size_t>(variant - manifest.variants.begin()), choice.pad};
     for (const Dim& dim : manifest.contract.dims) entry.sizes.push_back(choice.dims.at(dim.name));
     entries_.push_back(std::move(entry));

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mctl.bundle_format.manifest import Machine, Variant
@@ -118,6 +119,16 @@ def test_a_duel_is_lost_by_more_than_what_is_allowed_and_the_noise() -> None:
     assert (steady.slowdown, disturbed.slowdown) == (1.2, 1.07)
     assert steady.lost(1.05, 0.1) and not steady.lost(1.05, 0.15) and not steady.lost(1.2, 0.0)
     assert disturbed.lost(1.05, 0.01) and not disturbed.lost(1.05, 0.02)
+
+
+def test_a_variant_for_two_threads_is_no_match_for_one() -> None:
+    one, two = (
+        Watch({("dynamic", 1): 1000, ("dynamic", 8): 5000, ("b", 1): 500, ("b", 8): 2500}, threads=n) for n in (1, 2)
+    )
+    found = selection.Selection(POINTS, (1, 2), "dynamic")
+    found.begin([one, two], quiet)
+    won = found.consider(msgspec.structs.replace(variant("b"), threads=2), [one, two], quiet)
+    assert (won, "b" in one.asked, "b" in two.asked) == (2, False, True)
 
 
 def test_a_variant_that_fails_is_an_error() -> None:
