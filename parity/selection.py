@@ -123,8 +123,9 @@ class Selection:
         self.noise = max(LEAST_NOISE, timing.quantile(sorted(apart), 0.9))
 
     def consider(self, variant: Variant, watches: Iterable[Watch], progress: Progress) -> int:
-        """Measures a variant against the best so far, where it covers and has the threads that it is compiled for; at how
-        many places it is the best now.
+        """Measures a variant against the best so far, where it covers and has the threads that it is compiled for.
+
+        At how many places it is the best now.
         """
         won = 0
         for place, point, watch in self._places(watches):
