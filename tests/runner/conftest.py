@@ -40,7 +40,7 @@ def session_over() -> MakeSession:
         buckets: Mapping[str, tuple[int, ...]] | None = None,
         tuning: Tuning | None = None,
     ) -> Session:
-        variant = SimpleNamespace(name="dynamic", covers={})
+        variant = SimpleNamespace(name="dynamic", covers={}, threads=0)
         manifest = SimpleNamespace(
             contract=contract, buckets=buckets or {}, curve=(), variants=(variant,), tuning=tuning
         )
