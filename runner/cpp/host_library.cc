@@ -35,7 +35,7 @@ void set_environment(int threads) {
 }
 
 // What a call asks for and gives back stays with the process, for the next call. Otherwise the kernel gets it back, and
-// hands it out again page by page: with two threads that took a quarter of a CNN's time at 8 rows.
+// hands it out again page by page: with two threads that took a fifth of a CNN's time at 8 rows.
 void keep_memory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that there may be
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
