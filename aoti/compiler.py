@@ -104,6 +104,10 @@ class Staged:
         self.stats = _stats(base)
         self.choose([base])
 
+    def note(self, text: str) -> None:
+        """Adds to what the manifest keeps for people."""
+        self.manifest = msgspec.structs.replace(self.manifest, notes=(*self.manifest.notes, text))
+
     @property
     def top(self) -> str:
         """The archive's top folder."""

@@ -139,9 +139,7 @@ def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) ->
     if wanted == "yes":
         raise CompileError(text, f"{_HELP}, or keep libtorch with `--standalone=auto`")
     progress(f"not standalone: {text}")
-    staged.manifest = msgspec.structs.replace(
-        staged.manifest, notes=(*staged.manifest.notes, f"not standalone: {text}")
-    )
+    staged.note(f"not standalone: {text}")
 
 
 def _called(symbol: str, stats: Stats) -> str:

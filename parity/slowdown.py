@@ -56,13 +56,13 @@ def settle(staged: Staged, options: CompileOptions, threads: Sequence[int], prog
             raise CompileError(
                 f"what it costs to do without libtorch cannot be measured: {error}", "leave `--standalone-slowdown` out"
             ) from error
-        _note(staged, f"standalone; its time beside that with libtorch was not measured: {error}")
+        staged.note(f"standalone; its time beside that with libtorch was not measured: {error}")
         return
     names = ", ".join(with_callers(name, staged.stats.callers.get(name, ())) for name in called)
     standalone, text = decide(places, untried, limit, auto=auto, names=names)
     staged.manifest = msgspec.structs.replace(staged.manifest, standalone=standalone)
     progress(text)
-    _note(staged, text)
+    staged.note(text)
 
 
 def decide(places: Sequence[Place], untried: int, limit: float | None, *, auto: bool, names: str) -> tuple[bool, str]:
@@ -143,7 +143,3 @@ def _least(way: Fixed) -> float:
     """Seconds that comparing takes at least, by one call."""
     took = way.watch.time(Ask(str(way.point.tensors), way.point.dims, way.variant, 0.0, calls=1))
     return max(WINDOW, *(ns / 1e9 for ns in took)) * 2 * (LEAST_ROUNDS + 1)
-
-
-def _note(staged: Staged, text: str) -> None:
-    staged.manifest = msgspec.structs.replace(staged.manifest, notes=(*staged.manifest.notes, text))

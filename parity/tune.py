@@ -95,7 +95,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         threads=max(threads),
     )
     if not recipes:
-        _note(staged, "not tuned: a model with state keeps its one variant")
+        staged.note("not tuned: a model with state keeps its one variant")
         return
     bench = Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [staged.base])
@@ -112,7 +112,7 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         if not selection.begun:
             raise  # nothing is known yet
         stopped = True
-        _note(staged, "tuning was stopped: what was measured until then counts")
+        staged.note("tuning was stopped: what was measured until then counts")
     selection.restrict(kept)
     _drop_large(staged, selection, kept, options.max_packed_mb << 20)
     _drop_wrong(staged, selection, kept, judge, progress)
@@ -154,7 +154,7 @@ def _try_all(
         if recipe.bf16 and not exact_enough:
             continue
         if not budget.allows():
-            _note(staged, f"tuned within its budget: {len(recipes) - at} of {len(recipes)} candidates were not tried")
+            staged.note(f"tuned within its budget: {len(recipes) - at} of {len(recipes)} candidates were not tried")
             return
         title = f"tuning: {recipe.name} ({at + 1} of {len(recipes)})"
 
@@ -177,10 +177,10 @@ def _try_all(
         try:
             budget.timed(attempt)
         except (MctlError, DuelError) as error:
-            _note(staged, f"variant `{recipe.name}` was left out: {error}")
+            staged.note(f"variant `{recipe.name}` was left out: {error}")
         except _InexactError as error:
             exact_enough = False
-            _note(staged, f"no more variants in bfloat16: {error}; `--tolerance OUTPUT=RTOL,ATOL` allows more")
+            staged.note(f"no more variants in bfloat16: {error}; `--tolerance OUTPUT=RTOL,ATOL` allows more")
 
 
 def _lacking(staged: Staged, built: Built) -> list[str]:
@@ -200,7 +200,7 @@ def _drop_large(staged: Staged, selection: Selection, kept: dict[str, Built], mo
         worst = min(extra, key=lambda name: selection.gain(name) / extra[name])
         gain = f"its {extra[worst] >> 20} MiB bring {selection.gain(worst):.0%}"
         _remove(selection, kept, worst)
-        _note(staged, f"variant `{worst}` was dropped: {gain}, and `--max-packed-mb` is {most >> 20}")
+        staged.note(f"variant `{worst}` was dropped: {gain}, and `--max-packed-mb` is {most >> 20}")
 
 
 def _header(staged: Staged) -> dict[str, tensors.TensorEntry]:
@@ -217,16 +217,12 @@ def _drop_wrong(staged: Staged, selection: Selection, kept: dict[str, Built], ju
         right.add(wrong)
         if fault:
             _remove(selection, kept, wrong)
-            _note(staged, f"variant `{wrong}` was dropped: {fault}")
+            staged.note(f"variant `{wrong}` was dropped: {fault}")
 
 
 def _remove(selection: Selection, kept: dict[str, Built], name: str) -> None:
     del kept[name]
     selection.restrict(kept)
-
-
-def _note(staged: Staged, text: str) -> None:
-    staged.manifest = msgspec.structs.replace(staged.manifest, notes=(*staged.manifest.notes, text))
 
 
 def this_machine() -> Machine:

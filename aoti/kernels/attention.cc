@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 16;  // rows of q at a time: their scores stay in the cache
 
-std::int64_t rounded(std::int64_t count) { return (count + kPanel - 1) / kPanel * kPanel; }
+std::int64_t rounded(std::int64_t count) { return panels_of(count) * kPanel; }
 
 // A mask of scores: float numbers that are added, or booleans that say what is looked at. Broadcast axes have stride 0.
 struct Mask {
@@ -104,7 +104,7 @@ struct Attention {
     const Rows<float> to{at(out, b, h) + begin * out.strides[2], out.strides[2]};
     const Packed<float> values = values_in_place() ? Packed<float>{at(v, b, h), width(), kPanel, v.strides[2]}
                                                    : Packed<float>{packed_values, width(), kPanel, rounded(width())};
-    multiply(end - begin, seen, Rows<const float>{scores, wide}, values, 0, width(), {}, to);
+    multiply(end - begin, seen, {scores, wide}, values, 0, width(), {}, to);
     for (std::int64_t row = 0; row < end - begin; ++row) {
       float* const mine = to[row];
       const float part = parts[row];

@@ -56,7 +56,7 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_linear(AtenTensorHandle input, AtenT
     x.require_float(x.rank);
     require(x.rank >= 1);
     const std::int64_t k = x.sizes[x.rank - 1];
-    const std::int64_t panels = (n + kPanel - 1) / kPanel;
+    const std::int64_t panels = panels_of(n);
     if (packed.is_bfloat16())
       packed.require_pairs({panels, elements<Pair>(k), kPanel, 2});
     else

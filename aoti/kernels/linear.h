@@ -29,8 +29,7 @@ inline Element* scratch(std::int64_t count) {
   return memory.get();
 }
 
-// Each thread has at least so many multiply-adds: about 5 us of one core. To start and end one that is awake takes 1
-// us.
+// Each thread has at least so many multiply-adds, about 5 us of one core: an awake one is started and ended in 1 us.
 inline constexpr std::int64_t kParallel = 250'000;
 
 inline int threads_for(std::int64_t multiply_adds) {
@@ -40,8 +39,7 @@ inline int threads_for(std::int64_t multiply_adds) {
 }
 
 // Calls work(index, count) on so many threads at most; throws std::bad_alloc if one of them did. The team is always
-// that of all threads: g++'s OpenMP ends those that a smaller team has no place for, and starts others for the next
-// one.
+// that of all threads: g++'s OpenMP ends those that a smaller team has no place for, and starts others later.
 template <class Work>
 inline void in_parallel(int threads, const Work& work) {
   if (threads == 1) return work(0, 1);  // a region of one thread takes time too
@@ -119,7 +117,7 @@ void multiply_rows(Share rows, std::int64_t k, Rows<const float> a, const Packed
 template <class Element>
 void linear(std::int64_t rows, std::int64_t k, Rows<const float> a, const Packed<Element>& b, const Finish& finish,
             Rows<float> out) {
-  const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
+  const std::int64_t panels = panels_of(b.columns);
   const int threads = threads_for(rows * k * b.columns);
   const bool by_rows = rows >= 48 * threads || panels < threads;
   in_parallel(threads, [&](int index, int count) {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mctl.aoti.compiler import CompileOptions
+from mctl.aoti.compiler import CompileOptions, Staged
 from mctl.aoti.symbols import Imports
 from mctl.bundle_format.errors import CompileError, UsageError
 from mctl.cli.compile import allowed_slowdown
@@ -168,6 +169,7 @@ def settled(
         folder=Path(),
         base=SimpleNamespace(name="dynamic"),
     )
+    staged.note = partial(Staged.note, staged)
     monkeypatch.setattr(slowdown, "Bench", FakeBench)
     monkeypatch.setattr(FakeBench, "ns", ns)
     monkeypatch.setattr(slowdown.native, "find_runner", lambda _: Path())
