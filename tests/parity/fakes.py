@@ -1,9 +1,14 @@
 """Functions in the place of compiled code, so that each fault of a model can be made at will."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from mctl.aoti.compiler import Staged
+from mctl.aoti.symbols import Imports
 from mctl.bundle_format.contract import Contract, Dim, Input, Output
 from mctl.bundle_format.manifest import Manifest, Producer, Source, Tolerance
 from mctl.export.golden import Case
@@ -95,3 +100,13 @@ def verdicts(results: list[Result]) -> dict[str, set[str]]:
     for result in results:
         found.setdefault(result.check, set()).add(result.verdict)
     return found
+
+
+def staged(manifest: Manifest, operators: tuple[str, ...], callers: Mapping[str, tuple[str, ...]]) -> Staged:
+    """A bundle being made whose one variant imports `operators`, with nothing compiled."""
+    made: Any = Staged.__new__(Staged)
+    made.manifest = manifest
+    made.stats = SimpleNamespace(imports=Imports((), ("aoti_torch_clone", *operators), "", ""), callers=callers)
+    made.base = SimpleNamespace(name="dynamic")
+    made._builder = SimpleNamespace(workspace=SimpleNamespace(path=Path()))
+    return made  # type: ignore[no-any-return]

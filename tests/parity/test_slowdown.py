@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from mctl.aoti.compiler import CompileOptions, Staged
-from mctl.aoti.symbols import Imports
+from mctl.aoti.compiler import CompileOptions
 from mctl.bundle_format.errors import CompileError, UsageError
 from mctl.cli.compile import allowed_slowdown
 from mctl.parity import selection, slowdown
@@ -161,20 +158,14 @@ def settled(
     ns: int,
     called: tuple[str, ...] = ("mm_out",),
 ) -> Any:
-    imports = Imports((), ("aoti_torch_clone", *(f"aoti_torch_cpu_{name}" for name in called)), "", "")
     manifest = msgspec.structs.replace(fakes.subject(lambda x: x).manifest, standalone=True)
-    staged = SimpleNamespace(
-        manifest=manifest,
-        stats=SimpleNamespace(imports=imports, callers={"mm_out": ("head",)}),
-        folder=Path(),
-        base=SimpleNamespace(name="dynamic"),
-    )
-    staged.note = partial(Staged.note, staged)
+    operators = tuple(f"aoti_torch_cpu_{name}" for name in called)
+    staged = fakes.staged(manifest, operators, {"mm_out": ("head",)})
     monkeypatch.setattr(slowdown, "Bench", FakeBench)
     monkeypatch.setattr(FakeBench, "ns", ns)
     monkeypatch.setattr(slowdown.native, "find_runner", lambda _: Path())
     options = CompileOptions(standalone=standalone, standalone_slowdown=limit)
-    slowdown.settle(staged, options, (1, 2), quiet)  # type: ignore[arg-type]
+    slowdown.settle(staged, options, (1, 2), quiet)
     return staged.manifest
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from mctl.aoti.symbols import Imports
 from mctl.bundle_format import archive as archives
 from mctl.bundle_format import host, summary, tensors
 from mctl.bundle_format.errors import CompileError, HostError
@@ -226,28 +225,19 @@ def test_what_is_not_standalone_says_why(tmp_path: Path, mctl_ok: Callable) -> N
 @pytest.mark.parametrize("wanted", ["yes", "auto"])
 def test_an_operator_that_is_left(wanted: str) -> None:
     """An error that says which, from where, and what helps; with `auto` a note."""
-    imports = Imports((), ("aoti_torch_clone", "aoti_torch_cpu__fft_r2c"), "", "")
-    stats = SimpleNamespace(imports=imports, callers={"_fft_r2c": ("stem.0", "head")})
-    staged = SimpleNamespace(stats=stats, manifest=msgspec.structs.replace(EMPTY, notes=("before",)))
+    manifest = msgspec.structs.replace(fakes.subject(lambda x: x).manifest, notes=("before",))
+    staged = fakes.staged(manifest, ("aoti_torch_cpu__fft_r2c",), {"_fft_r2c": ("stem.0", "head")})
     if wanted == "yes":
         with pytest.raises(CompileError, match=r"needs libtorch for `_fft_r2c` \(stem.0, head\)$") as refused:
-            gate._without_libtorch(staged, "yes", print)  # type: ignore[arg-type]
+            gate._without_libtorch(staged, "yes", print)
         assert "--standalone=auto" in (refused.value.hint or "")
         return
-    gate._without_libtorch(staged, "auto", print)  # type: ignore[arg-type]
+    gate._without_libtorch(staged, "auto", print)
     assert not staged.manifest.standalone
     assert staged.manifest.notes == (
         "before",
         "not standalone: the compiled model needs libtorch for `_fft_r2c` (stem.0, head)",
     )
-
-
-class _Notes(msgspec.Struct):
-    notes: tuple[str, ...] = ()
-    standalone: bool = False
-
-
-EMPTY = _Notes()
 
 
 def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:
