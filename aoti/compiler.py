@@ -229,14 +229,16 @@ class _Builder:
         self._compiler = compiler
         self._wrapped: dict[bool, Path] = {}  # by whether the kernels are linked
         kept = options.work_dir / "mctl-variants" if options.work_dir else default_folder()
-        self._cache = Cache(kept) if options.tune != "none" else None
+        self._cache = Cache(kept if options.tune != "none" else None)
 
     def build(self, recipe: Recipe, progress: Progress) -> Built:
         work = self.workspace.subfolder(recipe.name)
         key = self._key(recipe)
         seconds: dict[str, float] = {}
-        done = self._cache.get(key, work) if self._cache else None
-        if done is None:
+        kept = self._cache.get(key, work)
+        if kept is not None:
+            done = msgspec.json.decode(kept, type=Done)
+        else:
             request = Request(
                 program=str(self.program.path.resolve()),
                 work=str(work),
@@ -250,8 +252,7 @@ class _Builder:
             done, seconds = run_child(request, self.options.timeout, progress)
             done = msgspec.structs.replace(done, seconds=sum(seconds.values()))
             self.workspace.clear(work)
-            if self._cache:
-                self._cache.put(key, work, done)
+            self._cache.put(key, (work / protocol.LIBRARY, work / protocol.WEIGHTS), msgspec.json.encode(done))
         imports = read_imports(work / protocol.LIBRARY)
         check_needed(imports)
         return Built(recipe, work / protocol.LIBRARY, work / protocol.WEIGHTS, done, seconds, imports)
@@ -262,22 +263,31 @@ class _Builder:
 
     def _compiler_for(self, recipe: Recipe) -> Path:
         if recipe.packed not in self._wrapped:
-            path = self.workspace.path
-            hidden = {str(path): "build", _torch_folder(): "torch"}
-            march = self.machine.march or "native"
-            kernels = kernel_library.build(self._compiler, march, path) if recipe.packed else None
+            hidden = {str(self.workspace.path): "build", _torch_folder(): "torch"}
+            kernels = self._kernels() if recipe.packed else None
             folder = self.workspace.subfolder("packed" if recipe.packed else "plain", "compilers")
             self._wrapped[recipe.packed] = wrap_compiler(self._compiler, folder, hidden, kernels)
         return self._wrapped[recipe.packed]
 
+    def _kernels(self) -> Path:
+        """The archive of mctl's kernels: compiled for this machine and compiler once, or now."""
+        cache, path = Cache(default_folder()), self.workspace.path
+        key = key_of("kernels", *self._makers())
+        if cache.get(key, path) is not None:
+            return path / kernel_library.ARCHIVE
+        archive = kernel_library.build(self._compiler, self.machine.march or "native", path)
+        cache.put(key, [archive])
+        return archive
+
     def _key(self, recipe: Recipe) -> str:
         """All that the code depends on; a variant's name is no part of it."""
         recipe = msgspec.structs.replace(recipe, name="")
+        return key_of(self.program.digest, recipe, importlib.metadata.version("torch"), *self._makers())
+
+    def _makers(self) -> tuple[object, ...]:
+        """Whom code is for, and by what it is made."""
         machine = (self.machine.isa, self.machine.march, self.machine.features)
-        torch_version = importlib.metadata.version("torch")
-        return key_of(
-            self.program.digest, recipe, machine, torch_version, compiler_version(self._compiler), _sources_digest()
-        )
+        return machine, self._compiler, compiler_version(self._compiler), _sources_digest()
 
 
 @cache

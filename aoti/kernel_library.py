@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..bundle_format.errors import CompileError
 
+ARCHIVE = "libmctl_kernels.a"
 FOLDER = Path(__file__).parent / "kernels"
 FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections")
 
@@ -14,7 +15,7 @@ def build(compiler: list[str], march: str, folder: Path) -> Path:
     """Compiles every source of `kernels/` with -march=`march`; the archive lies in `folder`. CompileError."""
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(lambda source: _compile(compiler, march, source, folder), sorted(FOLDER.glob("*.cc"))))
-    archive = folder / "libmctl_kernels.a"
+    archive = folder / ARCHIVE
     _run(["ar", "rcs", str(archive), *map(str, objects)])
     return archive
 

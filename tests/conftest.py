@@ -83,6 +83,12 @@ def _once(factory: pytest.TempPathFactory, kind: str, make: Callable[[str, Path]
     return path_of
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What `mctl compile` keeps for the next time, all tests of this run share, and nobody else."""
+    os.environ["XDG_CACHE_HOME"] = str(session_folder(tmp_path_factory) / "cache")
+
+
 def session_folder(factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run of the tests share."""
     folder = factory.getbasetemp()
