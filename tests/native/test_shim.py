@@ -132,6 +132,14 @@ def test_numbers_are_those_of_libtorch(shim: ctypes.CDLL) -> None:
     assert host.shim_lacks(libtorch / "libtorch_cpu.so", names) == []
 
 
+def test_it_says_what_it_speaks(shim: ctypes.CDLL) -> None:
+    shim.mctl_shim_abi.restype = c_char_p
+    shim.aoti_torch_abi_version.restype = ctypes.c_uint64
+    said = shim.mctl_shim_abi().decode()
+    assert said.endswith(f"of torch 2.13; tested with {', '.join(host.SHIM_TESTED)}")
+    assert shim.aoti_torch_abi_version() >> 48 == 0x020D
+
+
 @pytest.mark.parametrize(
     "view",
     [

@@ -16,7 +16,7 @@ from mctl.bundle_format import archive as archives
 from mctl.bundle_format import host, summary, tensors
 from mctl.bundle_format.errors import CompileError, HostError
 from mctl.bundle_format.interface import operators
-from mctl.bundle_format.manifest import Manifest
+from mctl.bundle_format.manifest import Manifest, Producer
 from mctl.parity import check, gate
 from mctl.parity.standalone import StandaloneSession
 from mctl.runner import native
@@ -238,6 +238,16 @@ def test_an_operator_that_is_left(wanted: str) -> None:
         "before",
         "not standalone: the compiled model needs libtorch for `_fft_r2c` (stem.0, head)",
     )
+
+
+@pytest.mark.parametrize(("torch_version", "notes"), [("2.13.0+cpu", 0), ("2.14.1", 0), ("2.130.0", 1), ("2.99.0", 1)])
+def test_a_torch_that_the_shim_was_not_tested_with(torch_version: str, notes: int) -> None:
+    manifest = fakes.subject(lambda x: x).manifest
+    manifest = msgspec.structs.replace(manifest, producer=Producer(mctl="", torch=torch_version))
+    staged = fakes.staged(manifest, (), {})
+    gate._without_libtorch(staged, "yes", print)
+    assert staged.manifest.standalone
+    assert [torch_version in note for note in staged.manifest.notes] == [True] * notes
 
 
 def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:

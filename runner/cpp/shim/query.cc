@@ -59,8 +59,8 @@ MCTL_EXPORT std::int32_t aoti_torch_memory_format_channels_last_3d() { return 3;
 // The interface that this library speaks: that of torch 2.13.0, in torch's own way to write a version.
 MCTL_EXPORT std::uint64_t aoti_torch_abi_version() { return std::uint64_t{2} << 56 | std::uint64_t{13} << 48; }
 
-// What it is, and the versions of torch whose compiled code the tests run with it.
-MCTL_EXPORT const char* mctl_shim_abi() { return "AOTInductor's C interface of torch 2.13"; }
+// What it is, and the versions of torch whose compiled code was tested with it.
+MCTL_EXPORT const char* mctl_shim_abi() { return "AOTInductor's C interface of torch 2.13; tested with 2.13, 2.14"; }
 
 // --- a tensor -------------------------------------------------------------------------------------------------------
 
