@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
 from .. import __version__
@@ -341,10 +342,23 @@ class Program:
         self.archive.verify()
         try:
             with quiet():
-                return torch.export.load(self.archive.path)
+                return _with_sizes(torch.export.load(self.archive.path))
         except Exception as error:
             reason = " ".join(str(error).split())[:400]
             raise BundleError(f"torch cannot read `{self.archive.path}`: {reason}", "export it again") from error
+
+
+def _with_sizes(exported: ExportedProgram) -> ExportedProgram:
+    """Where a dim has a multiple, `torch.export.load` knows the example's size of `2*s0` and not that of `s0`, without
+    which torch's compiler cannot guess at other sizes.
+    """
+    values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
+    env = next((value.fake_mode.shape_env for value in values if isinstance(value, FakeTensor)), None)
+    for size, example in list(env.backed_var_to_val.items()) if env else ():
+        factor, symbol = size.as_coeff_Mul()
+        if symbol.is_Symbol and symbol not in env.backed_var_to_val:
+            env.add_backed_var_to_val(symbol, int(example // factor))
+    return exported
 
 
 def load_program(path: Path) -> Program:

@@ -207,6 +207,14 @@ def test_a_multiple(tmp_path: Path) -> None:
         assert run({"x": x})["output_0"].allclose(x.reshape(-1, 4, 8).sum(1))
 
 
+def test_the_size_behind_a_multiple_is_known_when_a_program_is_read(tmp_path: Path) -> None:
+    """torch's compiler asks for multiples of the example's size."""
+    export(write(tmp_path, LINEAR), "--dim batch=2:48:2")
+    graph = load_program(tmp_path / "model.pt2").exported.graph
+    rows = next(node.meta["val"] for node in graph.nodes if node.name == "x").shape[0].node
+    assert rows.shape_env.guarding_hint_or_throw(rows.expr * 4) == rows.hint * 4
+
+
 def test_a_small_example_that_makes_another_size_1(tmp_path: Path) -> None:
     """torch 2.13 takes a size of 1 for fixed, also one inside the model: mctl traces again with larger ones."""
     body = forward("return x[:, 1:] * 2", "torch.randn(2, 2)")
