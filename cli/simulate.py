@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,19 +79,21 @@ def simulate(
         return
     console.write(_table(found))
     console.say(
-        f"{len(came)} arrivals; a batch costs {cost.fixed_us / 1000:g} ms + {cost.per_row_us / 1000:g} ms a row"
+        f"{len(came)} arrivals; a batch costs {cost.fixed_us / 1000:.3g} ms + {cost.per_row_us / 1000:.3g} ms a row"
     )
 
 
 def _cost(bundle: Path | None, fixed_ms: float | None, item_ms: float | None, threads: int | None) -> Any:
     """The cost of a batch; and of the bundle, the largest batch, its buckets, and those that are not padded to."""
     from ..bundle_format.lookup import Lookup
-    from ..runner.bench import fit
+    from ..runner.bench import Curve, fit
     from ..runner.simulator import Cost
 
     given = None
     if fixed_ms is not None or item_ms is not None:
-        given = Cost(round((fixed_ms or 0) * 1000), round((item_ms or 0) * 1000))
+        given = Cost((fixed_ms or 0) * 1000, (item_ms or 0) * 1000)
+        if not (isfinite(given.fixed_us) and isfinite(given.per_row_us)):
+            raise UsageError("a batch that never ends cannot be simulated", "give what it costs in milliseconds")
     if bundle is None:
         if given is None:
             raise UsageError("say what a batch costs", "name a bundle, or give `--c-fixed-ms` and `--c-item-ms`")
@@ -106,18 +109,24 @@ def _cost(bundle: Path | None, fixed_ms: float | None, item_ms: float | None, th
     if given is not None:
         return given, largest, buckets, unpadded
     points = [p for p in manifest.curve if p.threads == number]
-    curve = fit([(point.dims.get(batch or "", 1), point.median_us) for point in points])
+    measured = [(point.dims.get(batch or "", 1), point.median_us) for point in points]
+    curve = fit(measured)
+    if curve is None and measured and len(buckets) <= 1:  # every batch is of this size
+        curve = Curve(measured[-1][1], 0, 0)
     if curve is None:
         why = f"no curve with {threads} threads" if numbers and threads else "no curve"
         raise UsageError(
             f"`{bundle}` has {why}", "`mctl bench --save` measures it; or give `--c-fixed-ms`, `--c-item-ms`"
         )
-    return Cost(round(curve.fixed_us), round(curve.row_us)), largest, buckets, unpadded
+    return Cost(round(curve.fixed_us, 3), round(curve.row_us, 3)), largest, buckets, unpadded
 
 
 def _numbers(option: str, text: str, kind: Any = int) -> list[Any]:
     try:
-        return [kind(part) for part in text.split(",")] if text else []
+        numbers = [kind(part) for part in text.split(",")] if text else []
+        if not all(map(isfinite, numbers)):
+            raise ValueError
+        return numbers
     except ValueError:
         raise UsageError(
             f"`--{option} {text}` is not understood", f"write `--{option} 1` or `--{option} 1,2`"
@@ -160,7 +169,7 @@ def _table(found: list[tuple["Settings", "Result"]]) -> list[str]:
                 str(settings.max_batch_size),
                 f"{settings.max_queue_delay_us} us",
                 f"{target / 1000:g} ms" if target else "-",
-                *(f"{ms:.1f} ms" for ms in (result.mean_ms, result.p50_ms, result.p90_ms, result.p99_ms)),
+                *map(_ms, (result.mean_ms, result.p50_ms, result.p90_ms, result.p99_ms)),
                 f"{result.last_ms:.0f} ms",
                 f"{result.rows_per_batch:.1f}",
                 f"{result.padding:.0%}",
@@ -170,3 +179,7 @@ def _table(found: list[tuple["Settings", "Result"]]) -> list[str]:
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms >= 10 else f"{ms:.3g} ms"

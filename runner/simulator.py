@@ -14,9 +14,13 @@ Status = Literal["ok", "rejected", "expired"]
 class Cost:
     """How long a batch takes: fixed_us + per_row_us * padded rows; of those that start at `from_us` or later."""
 
-    fixed_us: int
-    per_row_us: int
+    fixed_us: float
+    per_row_us: float
     from_us: int = 0
+
+    def of(self, padded: int) -> int:
+        """In whole microseconds, as the clock of the simulation is."""
+        return round(self.fixed_us + self.per_row_us * padded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class _Simulation:
         self.batches.append(Started(now, ids, batch.rows, batch.padded, batch.reason))
         instance.before = (instance.batch, instance.took_us) if instance.batch else None
         instance.batch = formed
-        instance.began_us, instance.took_us = now, cost.fixed_us + cost.per_row_us * batch.padded
+        instance.began_us, instance.took_us = now, cost.of(batch.padded)
         instance.waits_us = tuple(now - r.arrival_us for r in batch.requests)
         instance.busy = True
         self.done_us.update((i, max(now + instance.took_us, self.done_us.get(i, 0))) for i in ids)

@@ -36,7 +36,7 @@ def read_arrivals(path: Path) -> list[Arrival]:
     for number, line in enumerate(lines, 1):
         try:
             found += [arrival] if (arrival := _arrival(line.strip())) else []
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, OverflowError, msgspec.MsgspecError):
             hint = "a line is `MILLISECONDS [ROWS [TIMEOUT_MS]]`, or one of `mctl serve --log-requests`"
             raise UsageError(f"line {number} of `{path}` is not understood: {line[:100]}", hint) from None
     if not 0 < len(found) <= MOST:
@@ -91,8 +91,8 @@ def result_of(outcome: Outcome, arrivals: Sequence[Arrival], cost: Cost, instanc
     """The numbers of one simulation."""
     took = sorted(_took(outcome, arrivals))
     ran = sum(batch.padded for batch in outcome.batches)
-    busy = sum(cost.fixed_us + cost.per_row_us * batch.padded for batch in outcome.batches)
-    end = max((b.start_us + cost.fixed_us + cost.per_row_us * b.padded for b in outcome.batches), default=0)
+    busy = sum(cost.of(batch.padded) for batch in outcome.batches)
+    end = max((batch.start_us + cost.of(batch.padded) for batch in outcome.batches), default=0)
     statuses = [completion.status for completion in outcome.completions]
 
     def ms(share: float) -> float:

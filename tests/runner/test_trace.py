@@ -31,7 +31,7 @@ def test_an_access_log(tmp_path: Path) -> None:
     assert read_arrivals(tmp_path / "log") == [Arrival(0, 1), Arrival(30_000, 2)]
 
 
-@pytest.mark.parametrize("text", ["soon", "1 0", "1 2 0", "1 2 3 4", "{}", "", "# nothing"])
+@pytest.mark.parametrize("text", ["soon", "1 0", "1 2 0", "1 2 3 4", "{}", "", "# nothing", "nan", "inf", "1 2 inf"])
 def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace").write_text(text)
     with pytest.raises(UsageError):
@@ -72,6 +72,13 @@ def test_what_was_not_served_is_not_timed() -> None:
     result = result_of(outcome, arrivals, cost, 1)
     assert (result.served, result.rejected + result.expired) == (2, 1)
     assert (result.p50_ms, result.p99_ms, result.last_ms) == (1.0, 2.0, 2.0)
+
+
+def test_a_model_of_few_microseconds() -> None:
+    """Rows of a quarter of a microsecond: 64 of them take 16, and 3 us for the batch."""
+    arrivals, cost = [Arrival(0, 64)], Cost(3.1, 0.25)
+    outcome = simulate(Settings(max_batch_size=64, max_queue_size=64), cost, arrivals)
+    assert result_of(outcome, arrivals, cost, 1).last_ms == 0.019
 
 
 def test_padding_counts() -> None:
@@ -115,6 +122,15 @@ def test_the_curve_of_a_bundle(mlp_bundle: Path, tmp_path: Path, run_mctl) -> No
     assert made["runs"][0]["settings"]["unpadded_sizes"] == []
 
 
+def test_a_bundle_of_one_bucket(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
+    with open_bundle(mlp_bundle) as archive:
+        curve = (Measured(dims={"batch": 64}, threads=1, median_us=7),)
+        manifest = msgspec.structs.replace(archive.manifest, buckets={"batch": (64,)}, curve=curve)
+        rewrite(archive, tmp_path / "b.pt2", manifest, {})
+    done = run_mctl("simulate", tmp_path / "b.pt2", "--rate", "10", "--seconds", "1", "--json")
+    assert json.loads(done.stdout)["cost"] == {"fixed_us": 7, "per_row_us": 0, "from_us": 0}
+
+
 def test_buckets_that_are_not_padded_to(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
     with open_bundle(mlp_bundle) as archive:
         variant = archive.manifest.variants[0].name
@@ -134,6 +150,8 @@ def test_wrong_usage_is_said(run_mctl) -> None:  # type: ignore[no-untyped-def]
         (["--c-fixed-ms", "1"], "say when requests come"),
         (["--c-fixed-ms", "1", "--rate", "1", "--max-batch-size", "many"], "`--max-batch-size many` is not understood"),
         (["--c-fixed-ms", "1", "--rate", "1", "--max-batch-size", "0"], "`max_batch_size` is 0"),
+        (["--c-fixed-ms", "inf", "--rate", "1"], "a batch that never ends"),
+        (["--c-fixed-ms", "1", "--rate", "1", "--latency-target-ms", "inf"], "`--latency-target-ms inf` is not"),
     ):
         done = run_mctl("simulate", *options)
         assert done.returncode == 2 and text in done.stderr
