@@ -135,6 +135,9 @@ class _Rewriter:
         n = values.shape[1] if transposed else values.shape[0]
         if bias is not None and (not _is_float(bias, rank=1) or not _same_shape(_value(bias).shape, (n,))):
             return False
+        if n == 1:
+            self._as_sum(node, x, weight, bias)
+            return True
         layer = self._followed(node)
         packed = self._store(
             weight, transposed, lambda: packing.pack_linear(values.t() if transposed else values, self.dtype)
@@ -143,24 +146,39 @@ class _Rewriter:
         self._replace(layer.nodes, ops.linear, arguments)
         return True
 
+    def _as_sum(self, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:
+        """A layer of one output, as a loop of torch's, with what follows: a panel would be nearly empty."""
+        with self.graph.inserting_before(node):
+            row = self.graph.call_function(aten.reshape.default, (weight, [-1]))
+            products = self.graph.call_function(aten.mul.Tensor, (x, row))
+            made = self.graph.call_function(aten.sum.dim_IntList, (products, [-1], True))
+            if bias is not None:
+                made = self.graph.call_function(aten.add.Tensor, (made, bias))
+        self._put([node], made)
+
     def _convolution(self, node: fx.Node, rank: int) -> bool:
-        x, weight, bias, *sizes, groups = _arguments(
+        x, weight, bias, stride, padding, dilation, groups = _arguments(
             node, "input", "weight", "bias", "stride", "padding", "dilation", "groups"
         )
         values = self._constant(weight)
         if values is None or not self._fits(x, values) or not _is_float(x, rank=rank + 2):
             return False
-        if any(isinstance(size, str) for size in sizes):
-            return False  # padding="same"
-        stride, padding, dilation = (_pair(size, rank, lone) for size, lone in zip(sizes, (1, 0, 1), strict=True))
+        kernel = [1] * (2 - rank) + list(values.shape[2:])
+        stride, dilation = _pair(stride, rank, 1), _pair(dilation, rank, 1)
+        if isinstance(padding, str):
+            both = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+            if any(size % 2 for size in both):
+                return False  # one more on one side
+            padding = [size // 2 for size in both]
+        else:
+            padding = _pair(padding, rank, 0)
         layer = _Layer([node])
         scaled, shift, key = self._normed(layer, values, bias)
         if shift is None and bias is not None and not _is_float(bias, rank=1):
             return False
         if rank == 2:
             layer = self._followed(node, layer)
-        kernel = [1] * (2 - rank) + list(values.shape[2:])
-        shaped = scaled.reshape(*scaled.shape[:2], *kernel)
+        shaped, groups = packing.join_groups(scaled.reshape(*scaled.shape[:2], *kernel), groups)
         packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
         with self.graph.inserting_before(layer.last):
             offset = bias if shift is None else self._attribute(self._name_of(weight) + "_shift", shift)
@@ -291,6 +309,11 @@ class _Rewriter:
             made = self.graph.call_function(op, arguments)
             if squeeze:
                 made = self.graph.call_function(aten.squeeze.dim, (made, 2))
+        self._put(nodes, made)
+
+    def _put(self, nodes: list[fx.Node], made: fx.Node) -> None:
+        """In the place of these."""
+        last = nodes[-1]
         made.meta = {key: value for key, value in last.meta.items() if key in ("val", "nn_module_stack", "stack_trace")}
         last.replace_all_uses_with(made)
         for node in reversed(nodes):  # some of them change their input: they would not be seen as dead
@@ -305,6 +328,8 @@ _MATCHES: dict[Any, Callable[[_Rewriter, fx.Node], bool]] = {
     aten.addmm.default: _Rewriter.addmm,
     aten.conv1d.default: _Rewriter.conv1d,
     aten.conv2d.default: _Rewriter.conv2d,
+    aten.conv1d.padding: _Rewriter.conv1d,
+    aten.conv2d.padding: _Rewriter.conv2d,
     aten.scaled_dot_product_attention.default: _Rewriter.attention,
 }
 

@@ -260,6 +260,8 @@ def test_a_batch_norm_without_weights() -> None:
         nn.Conv2d(4, 8, 3, groups=2),
         nn.Conv2d(4, 8, 3, groups=4, bias=False),
         nn.Conv2d(4, 6, 1),
+        nn.Conv2d(4, 6, (3, 5), padding="same", dilation=(2, 1)),
+        nn.Conv2d(4, 6, 3, padding="valid", stride=2),
     ],
     ids=str,
 )
@@ -271,6 +273,29 @@ def test_convolutions(layer: nn.Module) -> None:
 def test_a_convolution_of_one_axis(length: int) -> None:
     made = Made(nn.Sequential(nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2), nn.BatchNorm1d(6)), 4, length)
     assert made.others == ["aten.unsqueeze.default", "aten.squeeze.dim"]
+
+
+def test_padding_that_is_more_on_one_side_stays() -> None:
+    assert Made(nn.Conv2d(4, 6, (3, 2), padding="same"), 4, 9, 10).count == 0
+
+
+@pytest.mark.parametrize(("channels", "outputs", "groups", "joined"), [(12, 24, 12, 2), (9, 9, 9, 1), (20, 40, 4, 4)])
+def test_groups_that_fill_a_vector_together(channels: int, outputs: int, groups: int, joined: int) -> None:
+    """2 outputs each: 6 groups fit into 16; of 9 groups all; of 10 outputs each none."""
+    made = Made(nn.Conv2d(channels, outputs, 3, groups=groups), channels, 5, 6)
+    assert made.mine[0].args[9] == joined
+
+
+def test_depthwise_groups_stay() -> None:
+    assert Made(nn.Conv2d(16, 16, 3, groups=16), 16, 5, 6).mine[0].args[9] == 16
+
+
+def test_a_layer_of_one_output_is_a_sum() -> None:
+    """What follows is no part of it, for torch to fuse; the next layer is rewritten."""
+    made = Made(nn.Sequential(nn.Linear(8, 1), nn.Sigmoid(), nn.Linear(1, 4, bias=False)), 3, 8)
+    sum_of = ["aten.reshape.default", "aten.mul.Tensor", "aten.sum.dim_IntList", "aten.add.Tensor"]
+    assert (made.count, made.others) == (2, [*sum_of, "aten.sigmoid.default"])
+    assert Made(Named(lambda m, x: x @ m.w, w=torch.randn(8, 1)), 8).others == sum_of[:3]
 
 
 def test_a_norm_of_the_batch_at_hand_stays() -> None:
