@@ -75,7 +75,8 @@ def _compile(request: Request, say: Say) -> Done:
     shutil.move(compiled.library, work / LIBRARY)
     unique, references = store(compiled.constants, compiled.state)
     tensors.save_file(work / WEIGHTS, unique)
-    return Done(references, _peak_bytes(), str(torch.__version__), torch.version.git_version, compiled.callers)
+    versions = str(torch.__version__), torch.version.git_version
+    return Done(references, _peak_bytes(), *versions, compiled.callers, compiled.layers)
 
 
 def _pretend_cpu(torch: Any, features: tuple[str, ...]) -> None:

@@ -1,9 +1,11 @@
 """Which sizes are served exactly, and which compiled variants there are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import isqrt, prod
 from typing import Literal
+
+import msgspec
 
 from ..bundle_format.contract import Contract, Dim
 from ..bundle_format.errors import UsageError
@@ -70,36 +72,49 @@ def _powers_of_two(dim: Dim) -> tuple[int, ...]:
 # --- what else to compile ----------------------------------------------------------------------------------------
 
 Level = Literal["none", "fast", "full"]
-_MOST_POINTS = 16
+MOST_POINTS = 16
 _GEMM = ("max_autotune=true", "max_autotune_gemm_backends=CPP")  # torch's own templates, chosen by measuring
 _GEMM_OR_ATEN = ("max_autotune=true", "max_autotune_gemm_backends=ATEN,CPP")
 _SMALL = 8  # rows up to which the templates have been seen to win
 
 
-def points(contract: Contract, buckets: Mapping[str, tuple[int, ...]]) -> list[dict[str, int]]:
+def points(contract: Contract, buckets: Mapping[str, tuple[int, ...]], most: int = MOST_POINTS) -> list[dict[str, int]]:
     """The sizes at which variants are compared, small ones first: all combinations of the buckets, or, where these
-    are many, of fewer of them. A dim without buckets is at the geometric middle of its range.
+    are more than `most`, of fewer of them. A dim without buckets is at the geometric middle of its range.
     """
     sizes = {dim.name: list(buckets.get(dim.name) or (_typical(dim),)) for dim in contract.dims}
-    while prod(map(len, sizes.values())) > _MOST_POINTS:
-        longest = max(sizes.values(), key=len)
-        del longest[-2::-2]  # every second one; the largest stays
+    while prod(map(len, sizes.values())) > most:
+        longest = max(sizes, key=lambda name: len(sizes[name]))
+        sizes[longest] = _half(sizes[longest])
     combined = [dict(zip(sizes, point, strict=True)) for point in product(*sizes.values())]
     return sorted(combined, key=lambda dims: prod(dims.values()))
 
 
 def candidates(
-    contract: Contract, buckets: Mapping[str, tuple[int, ...]], base: Recipe, level: Level, *, bf16: bool, threads: int
+    contract: Contract,
+    buckets: Mapping[str, tuple[int, ...]],
+    base: Recipe,
+    level: Level,
+    *,
+    bf16: bool,
+    threads: int,
+    layers: bool = True,
+    most: int = MOST_POINTS,
 ) -> list[Recipe]:
-    """Recipes beside `base`, the most promising first. `bf16`: it is allowed. `threads`: the most that are measured."""
+    """Recipes beside `base`, the most promising first. `bf16`: it is allowed. `threads`: the most that are measured.
+    `layers`: whether mctl's kernels have any. `most`: points.
+    """
     if level == "none" or contract.state:
         return []
+    if not layers:
+        base, bf16 = msgspec.structs.replace(base, packed=False, bf16=False), False
+    own = "packed" if layers else "plain"
     narrow = [_recipe(base, "bf16", packed=True, bf16=True)] if bf16 and not base.bf16 else []
-    dynamic = [*narrow, _recipe(base, "plain", packed=False) if base.packed else _recipe(base, "packed", packed=True)]
-    fixed = points(contract, buckets) if all(dim.name in buckets for dim in contract.dims) else []
+    dynamic = [*narrow, _recipe(base, "plain", packed=False) if base.packed else _recipe(base, own, packed=layers)]
+    fixed = points(contract, buckets, most) if all(dim.name in buckets for dim in contract.dims) else []
     ends_first = sorted(fixed, key=lambda dims: dims not in (fixed[0], fixed[-1]))
     small = [dims for dims in ends_first if dims.get(contract.batch_dim or "", 1) <= _SMALL]
-    found = [*dynamic, *(_recipe(base, "packed", dims, packed=True) for dims in ends_first)]
+    found = [*dynamic, *(_recipe(base, own, dims, packed=layers) for dims in ends_first)]
     found += [_recipe(base, "gemm", dims, packed=False, options=_GEMM) for dims in small]
     if level == "full":
         found += [_recipe(base, "bf16", dims, packed=True, bf16=True) for dims in ends_first if narrow]
@@ -108,9 +123,20 @@ def candidates(
         found += [_recipe(base, "gemm-aten", dims, packed=False, options=_GEMM_OR_ATEN) for dims in ends_first]
         if threads > 1:
             options = ("cpp.dynamic_threads=false", f"cpp.threads={threads}")
-            kind = f"packed-threads{threads}"
-            found += [_recipe(base, kind, dims, packed=True, options=options) for dims in ends_first]
-    return found
+            kind = f"{own}-threads{threads}"
+            found += [_recipe(base, kind, dims, packed=layers, options=options) for dims in ends_first]
+    return _different(base, found)
+
+
+def _different(base: Recipe, found: Iterable[Recipe]) -> list[Recipe]:
+    """Without those that another name has already, as sizes are where there is but one."""
+    known = [msgspec.structs.replace(base, name="")]
+    different = []
+    for recipe in found:
+        if (unnamed := msgspec.structs.replace(recipe, name="")) not in known:
+            known.append(unnamed)
+            different.append(recipe)
+    return different
 
 
 def threads_of(recipe: Recipe) -> int:
@@ -130,6 +156,13 @@ def _recipe(
 ) -> Recipe:
     name = "-".join([kind, *(f"{dim}{size}" for dim, size in (dims or {}).items())])
     return Recipe(name, dict(dims or {}), packed, bf16 or (packed and base.bf16), (*base.options, *options))
+
+
+def _half(sizes: Sequence[int]) -> list[int]:
+    """Both ends and what lies evenly between; of two the larger."""
+    count = (len(sizes) + 1) // 2
+    steps = [(len(sizes) - 1) * at / (count - 1) for at in range(count)] if count > 1 else [-1]
+    return [sizes[round(at)] for at in steps]
 
 
 def _typical(dim: Dim) -> int:

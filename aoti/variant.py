@@ -33,6 +33,7 @@ class Compiled:
     constants: "dict[str, torch.Tensor]"
     state: set[str]
     callers: dict[str, tuple[str, ...]]
+    layers: int  # by mctl's kernels
 
 
 def compile_variant(
@@ -49,12 +50,13 @@ def compile_variant(
         exported = at_sizes(exported, contract, recipe.dims)
     args, kwargs = exported.example_inputs
     module = exported.module(check_guards=False)
+    layers = 0
     if recipe.packed:
         from .ops import C_SHIMS
         from .rewrite import rewrite
 
         dtype = torch.bfloat16 if recipe.bf16 else torch.float32
-        rewrite(module, {state.name for state in contract.state}, dtype)
+        layers = rewrite(module, {state.name for state in contract.state}, dtype)
         settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
     with small_loops_alone(), _watched(starting_cpp) as graphs:
         try:
@@ -64,7 +66,7 @@ def compile_variant(
     library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
     weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
     constants = {name: tensor for name, (tensor, _) in weights.items()}
-    return Compiled(library, constants, _check_constants(graphs[0], constants), _callers(graphs[0]))
+    return Compiled(library, constants, _check_constants(graphs[0], constants), _callers(graphs[0]), layers)
 
 
 def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":

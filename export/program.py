@@ -354,7 +354,9 @@ def _with_sizes(exported: ExportedProgram) -> ExportedProgram:
     """
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     env = next((value.fake_mode.shape_env for value in values if isinstance(value, FakeTensor)), None)
-    for size, example in list(env.backed_var_to_val.items()) if env else ():
+    if env is None:
+        return exported
+    for size, example in list(env.backed_var_to_val.items()):
         factor, symbol = size.as_coeff_Mul()
         if symbol.is_Symbol and symbol not in env.backed_var_to_val:
             env.add_backed_var_to_val(symbol, int(example // factor))

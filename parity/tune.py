@@ -86,22 +86,26 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
     spent = _Spent()
     manifest = staged.manifest
     threads = options.measured_threads
+    most = _most_points(options.budget, len(threads))
+    base = staged.base
     recipes = plan.candidates(
         manifest.contract,
         manifest.buckets,
-        staged.base.recipe,
+        base.recipe,
         options.level,
         bf16=options.bf16,
         threads=max(threads),
+        layers=base.done.layers > 0 or not base.recipe.packed,
+        most=most,
     )
     if not recipes:
         staged.note("not tuned: a model with state keeps its one variant")
         return
     bench = Bench(staged.folder / "tuning", native.find_runner(progress), threads)
-    bench.stage(staged, [staged.base])
-    points = bench.points(plan.points(manifest.contract, manifest.buckets))
-    selection = Selection(points, threads, staged.base.name)
-    kept = {staged.base.name: staged.base}
+    bench.stage(staged, [base])
+    points = bench.points(plan.points(manifest.contract, manifest.buckets, most))
+    selection = Selection(points, threads, base.name)
+    kept = {base.name: base}
     budget = Budget(options.budget)
     stopped = False
     try:
@@ -130,6 +134,11 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
     staged.manifest = msgspec.structs.replace(
         staged.manifest, curve=selection.curve(), variants=_with_costs(staged.manifest.variants, spent.variants)
     )
+
+
+def _most_points(budget: float, threads: int) -> int:
+    """Comparing at one takes up to a second for each number of threads, and at all of them a tenth of the budget."""
+    return max(1, min(plan.MOST_POINTS, int(budget / 10) // threads))
 
 
 def _with_costs(variants: tuple[Variant, ...], seconds: Mapping[str, float]) -> tuple[Variant, ...]:

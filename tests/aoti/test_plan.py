@@ -105,6 +105,19 @@ def test_a_base_of_torchs_own_kernels_is_compared_with_packed_ones() -> None:
     assert names("fast", Recipe(DYNAMIC))[0] == "packed"
 
 
+def test_what_mctls_kernels_have_no_layer_of_is_not_compiled_twice() -> None:
+    buckets = {"batch": (1, 64), "seq": (96,)}
+    found = candidates(contract(pad=0), buckets, BASE, "full", bf16=True, threads=2, layers=False)
+    assert {recipe.name.split("-")[0] for recipe in found} == {"plain", "gemm"}
+    assert all(recipe.dims and not recipe.packed and not recipe.bf16 for recipe in found)
+
+
+def test_a_model_of_one_size_has_each_way_once() -> None:
+    fixed = Contract(dims=(), inputs=contract().inputs, outputs=contract().outputs)
+    found = candidates(fixed, {}, BASE, "full", bf16=True, threads=2)
+    assert [recipe.name for recipe in found] == ["bf16", "plain", "gemm", "gemm-aten", "packed-threads2"]
+
+
 def test_static_variants_are_for_sizes_that_are_all_padded_to() -> None:
     assert names("full", seq=()) == ["plain"]
 
@@ -130,6 +143,14 @@ def test_points_are_all_buckets_or_fewer_and_the_largest_always() -> None:
     assert small == [{"batch": batch, "seq": 20} for batch in (1, 8, 64)]  # the root of 4 * 96, in steps of 4
     many = points(contract(pad=0), {"batch": (1, 2, 4, 8, 16, 32, 64), "seq": (16, 32, 64, 96)})
     assert len(many) <= 16 and many[-1] == {"batch": 64, "seq": 96}
+
+
+@pytest.mark.parametrize(
+    ("most", "batch"), [(16, (1, 2, 4, 8, 16, 32, 64)), (6, (1, 4, 16, 64)), (2, (1, 64)), (1, (64,))]
+)
+def test_fewer_points_are_both_ends_and_what_is_between(most: int, batch: tuple[int, ...]) -> None:
+    found = points(contract(), {"batch": (1, 2, 4, 8, 16, 32, 64)}, most)
+    assert [point["batch"] for point in found] == [*batch]
 
 
 def test_what_a_static_variant_covers() -> None:

@@ -25,7 +25,7 @@ from mctl.parity import tune as tuning
 from mctl.parity.gate import FailedError, Made, compile_checked
 from mctl.parity.report import to_text
 from mctl.parity.selection import Duel, Selection
-from mctl.parity.tune import TuneOptions, reselect
+from mctl.parity.tune import TuneOptions, _most_points, reselect
 from mctl.runner import bench as timing
 from mctl.runner.session import load
 
@@ -299,3 +299,9 @@ def test_the_selection_is_of_the_options_threads() -> None:
     assert TuneOptions("fast", threads=(4, 2)).measured_threads == (2, 4)
     assert (TuneOptions("fast").budget, TuneOptions("full").budget, TuneOptions("full", 5.0).budget) == (180, 3600, 5)
     assert Selection([], [1], "dynamic").begun
+
+
+@pytest.mark.parametrize(("budget", "threads", "most"), [(180, 2, 9), (60, 2, 3), (60, 1, 6), (5, 2, 1), (3600, 2, 16)])
+def test_a_short_budget_has_few_points(budget: float, threads: int, most: int) -> None:
+    """At a second for each of them and each number of threads all take a tenth of it; one at least, 16 at most."""
+    assert _most_points(budget, threads) == most
