@@ -299,6 +299,19 @@ def test_attention(
         near(mine, torchs.to(mine.dtype))
 
 
+@pytest.mark.parametrize("heads", [1, 2, 6])
+def test_attention_of_groups(shim: ctypes.CDLL, heads: int) -> None:
+    """Queries of several heads look at one of keys and values; the result lies in memory as the queries do."""
+    rows = random(2, 5, 6, 4).transpose(1, 2)
+    k, v = random(2, heads, 7, 4, seed=1), random(2, heads, 7, 4, seed=2)
+    for q in (rows, rows.contiguous(), random(2, 6, 5, 8)[..., :4], rows[:1].expand(2, 6, 5, 4)):
+        wanted = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+        got = attention(shim, q, k, v, None, False, None)
+        for mine, torchs in zip(got, wanted, strict=True):
+            near(mine, torchs)
+            assert mine.stride() == torchs.stride()
+
+
 @pytest.mark.parametrize("keys", [4, 40])
 def test_attention_that_looks_at_nothing(shim: ctypes.CDLL, keys: int) -> None:
     q = random(1, 2, keys, 8)
@@ -324,7 +337,7 @@ def test_attention_that_is_refused(shim: ctypes.CDLL) -> None:
             )
 
     assert "with dropout" in flash(q, None, 0.5)
-    assert "shapes do not fit" in flash(random(1, 1, 4, 8), None, 0)
+    assert "shapes do not fit" in flash(random(1, 3, 4, 8), None, 0)
     assert "of float32 and float64" in flash(q.double(), None, 0)
     assert "of float32 and bool" in flash(q, torch.zeros(4, 4, dtype=torch.bool), 0)
     assert "axis 1 has the size 3, not 4" in flash(q, torch.zeros(4, 3), 0)

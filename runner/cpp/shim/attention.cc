@@ -1,4 +1,5 @@
-// Attention as torch's `scaled_dot_product_attention` calls it on a CPU: without dropout, heads of one size.
+// Attention as torch's `scaled_dot_product_attention` calls it on a CPU: without dropout, heads of one size; several
+// heads of queries may share one of keys and values.
 //
 // For each head, keys and values are packed once, then blocks of rows of the queries go through: scores, softmax,
 // product.
@@ -62,7 +63,7 @@ class Attention {
   std::int64_t wide(std::int64_t count) const { return (count + tiles_.columns - 1) / tiles_.columns * tiles_.columns; }
 
   Strided<E> tensor(const Tensor& of, std::int64_t head, bool turned) const {
-    const std::int64_t b = head / q_.sizes[1], h = head % q_.sizes[1];
+    const std::int64_t b = head / q_.sizes[1], h = head % q_.sizes[1] * of.sizes[1] / q_.sizes[1];
     E* const data = elements<E>(of) + b * of.strides[0] + h * of.strides[1];
     return turned ? Strided<E>{data, of.strides[3], of.strides[2]} : Strided<E>{data, of.strides[2], of.strides[3]};
   }
@@ -135,9 +136,10 @@ AOTITorchError check(const Tensor& q, const Tensor& k, const Tensor& v, const Te
     if (tensor->rank != 4) return fail("`%s` of a tensor of %d axes, not 4", kName, tensor->rank);
     if (same_dtype(kName, q, *tensor) != kDone) return kFailed;
   }
-  bool fit = k.sizes[2] == v.sizes[2];
+  bool fit = k.sizes[1] == v.sizes[1] && k.sizes[2] == v.sizes[2];
   for (const Tensor* tensor : {&k, &v})
-    for (const int axis : {0, 1, 3}) fit = fit && tensor->sizes[axis] == q.sizes[axis];
+    for (const int axis : {0, 3}) fit = fit && tensor->sizes[axis] == q.sizes[axis];
+  fit = fit && (k.sizes[1] == 0 ? q.sizes[1] == 0 : q.sizes[1] % k.sizes[1] == 0);
   if (!fit) return fail("`%s` of queries, keys and values whose shapes do not fit", kName);
   if (mask == nullptr) return kDone;
   if (mask->dtype != q.dtype && mask->dtype != 6) return same_dtype(kName, q, *mask);
@@ -162,12 +164,13 @@ MCTL_EXPORT AOTITorchError aoti_torch_cpu__scaled_dot_product_flash_attention_fo
   if (check(*q, *k, *v, mask) != kDone) return kFailed;
   AOTITorchError done = kFailed;
   const bool known = with_float_type(q->dtype, [&]<class E>(E*) {
-    const std::int64_t b = q->sizes[0], h = q->sizes[1], l = q->sizes[2], d = q->sizes[3];
-    const std::int64_t sizes[] = {b, h, l, d}, strides[] = {l * h * d, d, h * d, 1}, log_strides[] = {l * h, 1, h};
+    const std::int64_t h = q->sizes[1], log_strides[] = {q->sizes[2] * h, 1, h};
+    std::int64_t strides[kMaxRank];
+    dense(*q, strides);
     Handle made = nullptr, made_logs = nullptr;
-    if (make_empty(4, sizes, strides, q->dtype, &made) != kDone) return;
-    if (make_empty(3, sizes, log_strides, std::is_same_v<E, double> ? 7 : 6, &made_logs) == kDone) {
-      const double factor = scale != nullptr ? *scale : 1 / std::sqrt(static_cast<double>(d));
+    if (make_empty(4, q->sizes, strides, q->dtype, &made) != kDone) return;
+    if (make_empty(3, q->sizes, log_strides, std::is_same_v<E, double> ? 7 : 6, &made_logs) == kDone) {
+      const double factor = scale != nullptr ? *scale : 1 / std::sqrt(static_cast<double>(q->sizes[3]));
       done = Attention<E>(*q, *k, *v, mask, causal != 0, factor, *find(made), *find(made_logs)).run();
       if (done != kDone) remove(made_logs);
     }
