@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
+from ..bundle_format.interface import operator
 from .constants import check_storable
 from .protocol import Recipe
 from .small_loops import small_loops_alone
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _NO_MEMORY = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # of torch, C++ and libc
 _MORE_MEMORY = "close other programs, or use a machine with more memory"
+_STATEMENT = re.compile(r"^(\s*)((\w+)\(.*\));$", re.MULTILINE)
 _TRY = "this is a fault of torch or of the C++ compiler: try another version, or other `--inductor` options"
 
 
@@ -99,13 +101,24 @@ def _watched(starting_cpp: Callable[[], None]) -> "Iterator[list[Any]]":
         check_storable({name: graph.constants[name] for name in graph.constants if name not in graph.folded_constants})
         graphs.append(graph)
         starting_cpp()
-        return original(graph, wrapper, kernels, foreign, **options)
+        return original(graph, with_checks(wrapper), kernels, foreign, **options)
 
     AotCodeCompiler.compile = compile_cpp
     try:
         yield graphs
     finally:
         AotCodeCompiler.compile = original
+
+
+def with_checks(wrapper: str) -> str:
+    """The generated code, with a look at what each operator returns. torch leaves it out for scatter and index_put: an
+    index out of range would be wrong numbers."""
+
+    def checked(found: re.Match[str]) -> str:
+        indent, call, name = found.groups()
+        return f"{indent}AOTI_TORCH_ERROR_CODE_CHECK({call});" if operator(name) else found[0]
+
+    return _STATEMENT.sub(checked, wrapper)
 
 
 def _check_operators(foreign: str | None) -> None:

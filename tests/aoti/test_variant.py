@@ -1,13 +1,18 @@
 """Constants and state of every kind, compiled once and compared with eager; programs that cannot be a variant."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.codecache import AotCodeCompiler
 
+from mctl.aoti import variant
+from mctl.aoti.protocol import Recipe
 from mctl.aoti.variant import _check_operators, explained
 from mctl.bundle_format.archive import open_bundle
+from mctl.bundle_format.contract import Contract
 from mctl.bundle_format.errors import BundleError, CompileError
 from mctl.runner import load
 
@@ -105,6 +110,29 @@ def test_what_the_manifest_says_of_the_constants(bundle: Path) -> None:
     weights = {constant.tensor for name, constant in constants.items() if name.endswith("_weight_packed")}
     assert len(weights) == 1  # tied, or of equal bytes
     assert "unused" not in constants
+
+
+class Placing(torch.nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = torch.zeros_like(x)
+        zeros[:, x[0] > 0] = x[:, :2]
+        return torch.zeros_like(x).scatter_reduce(1, at, x, "sum"), zeros, x.sort()[0]
+
+
+def test_what_every_operator_returns_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_cpp(graph: object, wrapper: str, *_: object, **__: object) -> None:
+        wrappers.append(wrapper)
+        raise MemoryError
+
+    wrappers: list[str] = []
+    monkeypatch.setattr(AotCodeCompiler, "compile", compile_cpp)
+    inputs = torch.randn(4, 4), torch.zeros(4, 4, dtype=torch.int64)
+    program = torch.export.export(Placing(), inputs)
+    with pytest.raises(CompileError):
+        variant.compile_variant(program, Contract((), (), ()), Recipe("dynamic"), {"cpp_wrapper": True}, lambda: None)
+    calls = re.findall(r"^.*\baoti_torch_(?:cpu_\w+|index_put_out)\(.*\);$", wrappers[0], re.MULTILINE)
+    assert len(calls) == 3
+    assert all(call.strip().startswith("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_") for call in calls), calls
 
 
 def test_operators_without_a_c_interface_are_named() -> None:
