@@ -35,10 +35,10 @@ NOT_APART = "rows of a batch depend on each other: found by comparing a row alon
 class FailedError(ParityError):
     """The bundle was not written; `report` says why."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, hint: str | None = None) -> None:
         first = report.failures[0]
         text = f"the bundle was not written: {first.verdict} in `{first.case}`"
-        super().__init__(text, first.advice)
+        super().__init__(text, hint or first.advice)
         self.report = report
 
 
@@ -85,7 +85,7 @@ def compile_checked(
         gate = None
         if parity:
             found = (truth or _from(program_path))(staged.manifest)
-            gate = _Gate(staged, output, found, tolerance or {}, seed, progress)
+            gate = _Gate(staged, output, found, tolerance or {}, seed, options.standalone, progress)
         if tuning.level != "none":
             require_runs_here(options.target)
             tune(staged, tuning, gate.fault_of if gate else lambda _: "", progress)
@@ -172,10 +172,13 @@ class _Gate:
     truth: Truth
     tolerance: Mapping[str, Tolerance]
     seed: int
+    standalone: Standalone
     progress: Progress
 
     def checked(self) -> Report:
-        """The report of a bundle that passes. Where only its other variants do not, they go, and a note says so."""
+        """The report of a bundle that passes. Where only its other variants do not, they go, and a note says so; where
+        it does not without libtorch, it keeps that, if "auto" was asked for.
+        """
         report = self._examine()
         if not report.ok and len(self.staged.manifest.variants) > 1:
             fault = _fault(report)
@@ -183,9 +186,27 @@ class _Gate:
             notes = (*self.staged.manifest.notes, f"all variants but one were dropped: together, {fault}")
             self.staged.manifest = msgspec.structs.replace(self.staged.manifest, curve=(), notes=notes)
             report = self._examine()
+        if not report.ok and self.staged.manifest.standalone:
+            report = self._with_libtorch(report)
         if not report.ok:
             raise FailedError(report)
         return report
+
+    def _with_libtorch(self, report: Report) -> Report:
+        """What the report is where the same code is called with libtorch; `report` again where that is no better."""
+        before = self.staged.manifest
+        notes = (note for note in before.notes if not note.startswith("standalone"))
+        self.staged.manifest = msgspec.structs.replace(before, standalone=False, notes=tuple(notes))
+        self.progress(f"without libtorch {_fault(report)}")
+        other = self._examine()
+        if not other.ok:
+            self.staged.manifest = before
+            return report
+        if self.standalone == "yes":
+            raise FailedError(report, "with libtorch the bundle passes: keep it with `--standalone=auto`")
+        detail = report.failures[0].detail
+        self.staged.note(f"not standalone: without libtorch {_fault(report)}{f': {detail}' if detail else ''}")
+        return other
 
     def fault_of(self, variants: Sequence[Built]) -> str:
         """Why the first of these is not the eager model where it covers; or ""."""

@@ -18,6 +18,7 @@ from mctl.bundle_format.errors import CompileError, HostError
 from mctl.bundle_format.interface import operators
 from mctl.bundle_format.manifest import Manifest, Producer
 from mctl.parity import check, gate
+from mctl.parity.report import Report, Result
 from mctl.parity.standalone import StandaloneSession
 from mctl.runner import native
 from mctl.runner.stopwatch import Ask, Failed, runner_stopwatch
@@ -248,6 +249,37 @@ def test_a_torch_that_the_shim_was_not_tested_with(torch_version: str, notes: in
     gate._without_libtorch(staged, "yes", print)
     assert staged.manifest.standalone
     assert [torch_version in note for note in staged.manifest.notes] == [True] * notes
+
+
+REFUSED = Result(
+    check="values", case="batch=2/normal", verdict="compiled-raises", detail="mctl's shim has no `mm` of bool"
+)
+
+
+@pytest.mark.parametrize("wanted", ["yes", "auto"])
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_right_with_libtorch_only(wanted: str, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that the shim refuses when it is called: with `auto` the bundle keeps libtorch, if that helps."""
+    passed = Report("", True, "pass", "m", "", "", "eager", "", 0, 0.0, ())
+    failed = msgspec.structs.replace(passed, ok=False, verdict="compiled-raises", results=(REFUSED,))
+    notes = ("before", "standalone; its time beside that with libtorch was not measured: it failed")
+    manifest = msgspec.structs.replace(fakes.subject(lambda x: x).manifest, standalone=True, notes=notes)
+    staged = fakes.staged(manifest, ("aoti_torch_cpu_mm_out",), {})
+    monkeypatch.setattr(
+        gate._Gate, "_examine", lambda _: passed if right and not staged.manifest.standalone else failed
+    )
+    found = gate._Gate(staged, Path(), None, {}, 0, wanted, lambda _: None)  # type: ignore[arg-type]
+    if not right or wanted == "yes":
+        with pytest.raises(gate.FailedError, match="compiled-raises in `batch=2/normal`") as refused:
+            found.checked()
+        assert ("--standalone=auto" in (refused.value.hint or "")) == right
+        return
+    assert found.checked() is passed
+    assert staged.manifest.notes == (
+        "before",
+        "not standalone: without libtorch parity found compiled-raises in `batch=2/normal`: "
+        "mctl's shim has no `mm` of bool",
+    )
 
 
 def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:
