@@ -137,8 +137,8 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
 
 
 def _most_points(budget: float, threads: int) -> int:
-    """Comparing at one takes up to a second for each number of threads, and at all of them a tenth of the budget."""
-    return max(1, min(plan.MOST_POINTS, int(budget / 10) // threads))
+    """Comparing at one takes up to a second for each number of threads, and at all of them a sixth of the budget."""
+    return max(1, min(plan.MOST_POINTS, int(budget / 6) // threads))
 
 
 def _with_costs(variants: tuple[Variant, ...], seconds: Mapping[str, float]) -> tuple[Variant, ...]:
