@@ -301,7 +301,9 @@ def test_the_selection_is_of_the_options_threads() -> None:
     assert Selection([], [1], "dynamic").begun
 
 
-@pytest.mark.parametrize(("budget", "threads", "most"), [(180, 2, 15), (60, 2, 5), (60, 1, 10), (5, 2, 1), (3600, 2, 16)])
+@pytest.mark.parametrize(
+    ("budget", "threads", "most"), [(180, 2, 15), (60, 2, 5), (60, 1, 10), (5, 2, 1), (3600, 2, 16)]
+)
 def test_a_short_budget_has_few_points(budget: float, threads: int, most: int) -> None:
     """At a second for each of them and each number of threads all take a sixth of it; one at least, 16 at most."""
     assert _most_points(budget, threads) == most
