@@ -1,7 +1,8 @@
 """Which variant runs where: they are measured in turn, in the runner's own call path, and the faster one is kept."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Protocol
@@ -234,18 +235,25 @@ class Selection:
 
 
 class Budget:
-    """Seconds that tuning may take."""
+    """Seconds that tuning may take, and those that it took so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._end = clock() + seconds
+        self._begin = clock()
+        self._seconds = seconds
         self._longest = 0.0
+
+    @property
+    def spent(self) -> float:
+        return self._clock() - self._begin
 
     def allows(self) -> bool:
         """Whether there is time for one more: as long as the longest so far."""
-        return self._clock() + self._longest < self._end
+        return self.spent + self._longest < self._seconds
 
-    def timed(self, job: Callable[[], object]) -> None:
-        begin = self._clock()
-        job()
-        self._longest = max(self._longest, self._clock() - begin)
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """One of those, unless it fails."""
+        begin = self.spent
+        yield
+        self._longest = max(self._longest, self.spent - begin)

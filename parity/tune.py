@@ -2,8 +2,7 @@
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,25 +54,6 @@ class TuneOptions:
 Judge = Callable[[Sequence[Built]], str]  # of variants, the first of which is judged: why it is wrong, or ""
 
 
-@dataclass(slots=True)
-class _Spent:
-    """Seconds of tuning. What compiling took before counts where a variant comes from the cache."""
-
-    begin: float = field(default_factory=time.monotonic)
-    before: float = 0.0
-    variants: dict[str, float] = field(default_factory=dict)
-
-    def add(self, built: Built, begin: float) -> None:
-        """`built` was compiled and measured, since `begin`."""
-        before = 0.0 if built.seconds else built.done.seconds
-        self.before += before
-        self.variants[built.name] = time.monotonic() - begin + before
-
-    @property
-    def total_ms(self) -> int:
-        return round((time.monotonic() - self.begin + self.before) * 1000)
-
-
 class _InexactError(Exception):
     """A variant in bfloat16 is not the eager model: nor are the others."""
 
@@ -83,14 +63,13 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
 
     It ends when the candidates or the budget do, or at Ctrl-C; what was measured until then counts.
     """
-    spent = _Spent()
-    manifest = staged.manifest
+    budget = Budget(options.budget)
     threads = options.measured_threads
     most = _most_points(options.budget, len(threads))
-    base = staged.base
+    contract, buckets, base = staged.manifest.contract, staged.manifest.buckets, staged.base
     recipes = plan.candidates(
-        manifest.contract,
-        manifest.buckets,
+        contract,
+        buckets,
         base.recipe,
         options.level,
         bf16=options.bf16,
@@ -103,36 +82,33 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         return
     bench = Bench(staged.folder / "tuning", native.find_runner(progress), threads)
     bench.stage(staged, [base])
-    points = bench.points(plan.points(manifest.contract, manifest.buckets, most))
-    selection = Selection(points, threads, base.name)
-    kept = {base.name: base}
-    budget = Budget(options.budget)
+    selection = Selection(bench.points(plan.points(contract, buckets, most)), threads, base.name)
+    contest = _Contest(staged, bench, selection, budget, judge, progress)
     stopped = False
     try:
         with bench.watches() as watches:
             selection.begin(watches, lambda text: progress(f"tuning: the noise, {text}"))
-        _try_all(staged, recipes, bench, selection, kept, budget, spent, judge, progress)
+        contest.try_all(recipes)
     except KeyboardInterrupt:
         if not selection.begun:
             raise  # nothing is known yet
         stopped = True
         staged.note("tuning was stopped: what was measured until then counts")
-    selection.restrict(kept)
-    _drop_large(staged, selection, kept, options.max_packed_mb << 20)
-    _drop_wrong(staged, selection, kept, judge, progress)
-    used = [built for name, built in kept.items() if name in selection.kept]
-    tuning = selection.tuning(this_machine())
+    selection.restrict(contest.kept)
+    contest.drop_large(options.max_packed_mb << 20)
+    contest.drop_wrong()
+    used = [built for name, built in contest.kept.items() if name in selection.kept]
     if not stopped:
-        bench.stage(staged, used, tuning)
+        bench.stage(staged, used, selection.tuning(this_machine()))
         with bench.watches() as watches:
             between = bench.between(selection.points)
             selection.compare_padding(
                 bench.manifest, between, watches, lambda text: progress(f"tuning: padding, {text}")
             )
-    tuning = msgspec.structs.replace(selection.tuning(this_machine()), total_ms=spent.total_ms)
+    tuning = msgspec.structs.replace(selection.tuning(this_machine()), total_ms=contest.total_ms)
     staged.choose(used, tuning)
     staged.manifest = msgspec.structs.replace(
-        staged.manifest, curve=selection.curve(), variants=_with_costs(staged.manifest.variants, spent.variants)
+        staged.manifest, curve=selection.curve(), variants=contest.with_costs(staged.manifest.variants)
     )
 
 
@@ -141,55 +117,100 @@ def _most_points(budget: float, threads: int) -> int:
     return max(1, min(plan.MOST_POINTS, int(budget / 6) // threads))
 
 
-def _with_costs(variants: tuple[Variant, ...], seconds: Mapping[str, float]) -> tuple[Variant, ...]:
-    return tuple(
-        msgspec.structs.replace(variant, tuning_ms=round(seconds.get(variant.name, 0) * 1000)) for variant in variants
-    )
+@dataclass(slots=True)
+class _Contest:
+    """Candidates are compiled and measured; `kept` are those that won somewhere and were not dropped."""
 
+    staged: Staged
+    bench: "Bench"
+    selection: Selection
+    budget: Budget
+    judge: Judge
+    progress: Progress
+    kept: dict[str, Built] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # that each took, also where it was compiled before
+    before: float = 0.0  # seconds of compiling before, in all
 
-def _try_all(
-    staged: Staged,
-    recipes: Sequence[Recipe],
-    bench: "Bench",
-    selection: Selection,
-    kept: dict[str, Built],
-    budget: Budget,
-    spent: _Spent,
-    judge: Judge,
-    progress: Progress,
-) -> None:
-    exact_enough = True  # bfloat16 for this model
-    for at, recipe in enumerate(recipes):
-        if recipe.bf16 and not exact_enough:
-            continue
-        if not budget.allows():
-            staged.note(f"tuned within its budget: {len(recipes) - at} of {len(recipes)} candidates were not tried")
-            return
-        title = f"tuning: {recipe.name} ({at + 1} of {len(recipes)})"
+    def __post_init__(self) -> None:
+        self.kept[self.staged.base.name] = self.staged.base
 
-        def attempt(recipe: Recipe = recipe, title: str = title) -> None:
-            begin = time.monotonic()
-            built = staged.build(recipe, lambda text: progress(f"{title}: {text}"))
-            if lacking := _lacking(staged, built):
-                raise CompileError(f"it is not standalone: `{lacking[0]}`")
-            if recipe.bf16 and (fault := judge([built, staged.base])):  # else it would first displace what is right
-                raise _InexactError(fault)
-            bench.stage(staged, [*kept.values(), built])
-            with bench.watches() as watches:
-                won = selection.consider(bench.variant(built.name), watches, lambda text: progress(f"{title}: {text}"))
-            spent.add(built, begin)
-            if won:
-                kept[built.name] = built
-            for name in set(kept) - selection.kept:
-                del kept[name]
+    @property
+    def total_ms(self) -> int:
+        return round((self.budget.spent + self.before) * 1000)
 
-        try:
-            budget.timed(attempt)
-        except (MctlError, DuelError) as error:
-            staged.note(f"variant `{recipe.name}` was left out: {error}")
-        except _InexactError as error:
-            exact_enough = False
-            staged.note(f"no more variants in bfloat16: {error}; `--tolerance OUTPUT=RTOL,ATOL` allows more")
+    def with_costs(self, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+        return tuple(
+            msgspec.structs.replace(variant, tuning_ms=round(self.seconds.get(variant.name, 0) * 1000))
+            for variant in variants
+        )
+
+    def try_all(self, recipes: Sequence[Recipe]) -> None:
+        exact_enough = True  # bfloat16 for this model
+        for at, recipe in enumerate(recipes):
+            if recipe.bf16 and not exact_enough:
+                continue
+            if not self.budget.allows():
+                left = f"{len(recipes) - at} of {len(recipes)} candidates were not tried"
+                self.staged.note(f"tuned within its budget: {left}")
+                return
+            try:
+                with self.budget.timed():
+                    self._attempt(recipe, f"tuning: {recipe.name} ({at + 1} of {len(recipes)})")
+            except (MctlError, DuelError) as error:
+                self.staged.note(f"variant `{recipe.name}` was left out: {error}")
+            except _InexactError as error:
+                exact_enough = False
+                hint = "`--tolerance OUTPUT=RTOL,ATOL` allows more"
+                self.staged.note(f"no more variants in bfloat16: {error}; {hint}")
+
+    def _attempt(self, recipe: Recipe, title: str) -> None:
+        begin = self.budget.spent
+        built = self.staged.build(recipe, lambda text: self.progress(f"{title}: {text}"))
+        if lacking := _lacking(self.staged, built):
+            raise CompileError(f"it is not standalone: `{lacking[0]}`")
+        if recipe.bf16 and (fault := self.judge([built, self.staged.base])):  # it would displace what is right
+            raise _InexactError(fault)
+        self.bench.stage(self.staged, [*self.kept.values(), built])
+        with self.bench.watches() as watches:
+            variant = self.bench.variant(built.name)
+            won = self.selection.consider(variant, watches, lambda text: self.progress(f"{title}: {text}"))
+        self.count(built, self.budget.spent - begin)
+        if won:
+            self.kept[built.name] = built
+        for name in set(self.kept) - self.selection.kept:
+            del self.kept[name]
+
+    def count(self, built: Built, seconds: float) -> None:
+        """`built` was compiled and measured in this time; what compiling took before counts where it was kept."""
+        before = 0.0 if built.seconds else built.done.seconds
+        self.before += before
+        self.seconds[built.name] = seconds + before
+
+    def drop_large(self, most: int) -> None:
+        """Variants whose own tensors bring the least per byte go, until those of all fit."""
+        while True:
+            self.staged.choose(list(self.kept.values()))
+            own = own_bytes(self.staged.manifest, _header(self.staged))
+            extra = {name: size for name, size in own.items() if name != self.staged.base.name and size}
+            if sum(extra.values()) <= most:
+                return
+            worst = min(extra, key=lambda name: self.selection.gain(name) / extra[name])
+            gain = f"its {extra[worst] >> 20} MiB bring {self.selection.gain(worst):.0%}"
+            self._drop(worst, f"{gain}, and `--max-packed-mb` is {most >> 20}")
+
+    def drop_wrong(self) -> None:
+        """Variants that do not give what eager gives go. What takes their places was measured, and is judged too."""
+        right = {self.staged.base.name, *(name for name, built in self.kept.items() if built.recipe.bf16)}  # judged
+        while name := next((name for name in self.kept if name not in right), None):
+            self.progress(f"parity of variant `{name}`")
+            right.add(name)
+            if fault := self.judge([self.kept[name], self.staged.base]):
+                self._drop(name, fault)
+
+    def _drop(self, name: str, why: str) -> None:
+        del self.kept[name]
+        self.selection.restrict(self.kept)
+        self.staged.note(f"variant `{name}` was dropped: {why}")
 
 
 def _lacking(staged: Staged, built: Built) -> list[str]:
@@ -198,40 +219,9 @@ def _lacking(staged: Staged, built: Built) -> list[str]:
     return host.shim_lacks(shim, built.imports.torch) if shim else []
 
 
-def _drop_large(staged: Staged, selection: Selection, kept: dict[str, Built], most: int) -> None:
-    """Variants whose own tensors bring the least per byte go, until those of all fit."""
-    while True:
-        staged.choose(list(kept.values()))
-        own = own_bytes(staged.manifest, _header(staged))
-        extra = {name: size for name, size in own.items() if name != staged.base.name and size}
-        if sum(extra.values()) <= most:
-            return
-        worst = min(extra, key=lambda name: selection.gain(name) / extra[name])
-        gain = f"its {extra[worst] >> 20} MiB bring {selection.gain(worst):.0%}"
-        _remove(selection, kept, worst)
-        staged.note(f"variant `{worst}` was dropped: {gain}, and `--max-packed-mb` is {most >> 20}")
-
-
 def _header(staged: Staged) -> dict[str, tensors.TensorEntry]:
     pieces = next(data for path, data in staged.members if path == WEIGHTS)
     return tensors.read_header(b"".join(map(bytes, pieces)))  # type: ignore[arg-type]
-
-
-def _drop_wrong(staged: Staged, selection: Selection, kept: dict[str, Built], judge: Judge, progress: Progress) -> None:
-    """Variants that do not give what eager gives go. Those that take their places were measured and are judged too."""
-    right = {staged.base.name, *(name for name, built in kept.items() if built.recipe.bf16)}  # judged before
-    while wrong := next((name for name in kept if name not in right), None):
-        progress(f"parity of variant `{wrong}`")
-        fault = judge([kept[wrong], staged.base])
-        right.add(wrong)
-        if fault:
-            _remove(selection, kept, wrong)
-            staged.note(f"variant `{wrong}` was dropped: {fault}")
-
-
-def _remove(selection: Selection, kept: dict[str, Built], name: str) -> None:
-    del kept[name]
-    selection.restrict(kept)
 
 
 def this_machine() -> Machine:

@@ -179,8 +179,10 @@ def clocked(*times: float) -> Callable[[], float]:
 def test_a_budget_allows_what_fits_by_the_longest_so_far() -> None:
     #                      begin, timed 10..40, allows at 50, timed 50..55, allows at 60 and 75
     budget = Budget(100, clocked(0, 10, 40, 50, 50, 55, 60, 75))
-    budget.timed(lambda: None)
+    with budget.timed():
+        pass
     assert budget.allows()
-    budget.timed(lambda: None)
+    with budget.timed():
+        pass
     assert budget.allows()
     assert not budget.allows(), "30 more seconds would end at 105"

@@ -2,7 +2,6 @@
 
 import runpy
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +23,13 @@ from mctl.parity import gate, selection
 from mctl.parity import tune as tuning
 from mctl.parity.gate import FailedError, Made, compile_checked
 from mctl.parity.report import to_text
-from mctl.parity.selection import Duel, Selection
+from mctl.parity.selection import Budget, Duel, Selection
 from mctl.parity.tune import TuneOptions, _most_points, reselect
 from mctl.runner import bench as timing
 from mctl.runner.session import load
 
 from ..serving.server import Server, infer_binary, outputs_of
+from . import fakes
 
 STATIC = Recipe("packed-batch1", {"batch": 1}, packed=True)
 PLAIN = Recipe("plain")
@@ -143,12 +143,15 @@ def test_what_tuning_took_and_bought(tuned: Made, tmp_path: Path) -> None:
 
 
 def test_what_was_compiled_before_counts_as_what_it_took_then() -> None:
-    spent = tuning._Spent(time.monotonic())
+    staged = fakes.staged(fakes.subject(lambda x: x).manifest, (), {})
+    times = iter([100.0, 140.0])
+    budget = Budget(180, lambda: next(times))
+    contest = tuning._Contest(staged, None, None, budget, lambda _: "", print)  # type: ignore[arg-type]
     for name, seconds in (("cached", {}), ("fresh", {"compile C++": 30.0})):
         built = SimpleNamespace(name=name, seconds=seconds, done=SimpleNamespace(seconds=30.0))
-        spent.add(built, time.monotonic() - 40)  # type: ignore[arg-type]
-    assert {name: round(took) for name, took in spent.variants.items()} == {"cached": 70, "fresh": 40}
-    assert round(spent.total_ms, -3) == 30_000
+        contest.count(built, 20)  # type: ignore[arg-type]
+    assert contest.seconds == {"cached": 50, "fresh": 20}
+    assert contest.total_ms == 70_000
 
 
 def test_variants_share_their_weights(tuned: Made, mlp_bundle: Path) -> None:
