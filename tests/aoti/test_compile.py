@@ -151,6 +151,9 @@ def failed(done: subprocess.CompletedProcess[str], work: Path, code: int = 1) ->
     return done.stderr
 
 
+PLAIN = ("--kernels", "torch")  # mctl's own would be compiled first
+
+
 def compile_in(
     run: Run, program: Path, work: Path, *options: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -162,19 +165,19 @@ def compile_in(
 def test_a_compiler_process_that_dies(number: str, word: str, mlp_program: Path, work: Path, run_mctl: Run) -> None:
     """The C++ compiler kills the process that called it, as a crash or the kernel's out-of-memory killer would."""
     killer = script(work.parent / "killer", f'case "$*" in *.cpp*) kill -{number} $PPID; sleep 5;; esac; exec g++ "$@"')
-    text = failed(compile_in(run_mctl, mlp_program, work, CXX=str(killer)), work)
+    text = failed(compile_in(run_mctl, mlp_program, work, *PLAIN, CXX=str(killer)), work)
     assert word in text
     assert ("memory" in text) == (number == "KILL")
 
 
 def test_a_compiler_that_refuses(mlp_program: Path, work: Path, run_mctl: Run) -> None:
     picky = script(work.parent / "picky", 'case "$*" in *.cpp*) echo "no such thing" >&2; exit 1;; esac; exec g++ "$@"')
-    assert "no such thing" in failed(compile_in(run_mctl, mlp_program, work, CXX=str(picky)), work)
+    assert "no such thing" in failed(compile_in(run_mctl, mlp_program, work, *PLAIN, CXX=str(picky)), work)
 
 
 def test_too_slow(mlp_program: Path, work: Path, run_mctl: Run) -> None:
     slow = script(work.parent / "slow", 'case "$*" in *.cpp*) sleep 100;; esac; exec g++ "$@"')
-    text = failed(compile_in(run_mctl, mlp_program, work, "--timeout", "12", CXX=str(slow)), work)
+    text = failed(compile_in(run_mctl, mlp_program, work, *PLAIN, "--timeout", "12", CXX=str(slow)), work)
     assert "12" in text
 
 
@@ -185,7 +188,7 @@ def test_interrupted(mlp_program: Path, work: Path, number: int, code: int) -> N
     )
     command = [sys.executable, "-m", "mctl.cli.main", "compile", mlp_program, "-o", work.parent / "bundle.pt2"]
     process = subprocess.Popen(
-        [*map(str, command), "--work-dir", str(work)],
+        [*map(str, command), *PLAIN, "--work-dir", str(work)],
         env=os.environ | {"CXX": str(slow)},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
