@@ -176,20 +176,21 @@ class _Rewriter:
         scaled, shift, key = self._normed(layer, values, bias)
         if shift is None and bias is not None and not _is_float(bias, rank=1):
             return False
-        if rank == 2:
-            layer = self._followed(node, layer)
+        layer = self._followed(node, layer)
         shaped, groups = packing.join_groups(scaled.reshape(*scaled.shape[:2], *kernel), groups)
         packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
         with self.graph.inserting_before(layer.last):
             offset = bias if shift is None else self._attribute(self._name_of(weight) + "_shift", shift)
+            residual = layer.residual
             if rank == 1:
                 x = self.graph.call_function(aten.unsqueeze.default, (x, 2))
+                residual = residual and self.graph.call_function(aten.unsqueeze.default, (residual, 2))
         n = values.shape[0]
         arguments = (
             x,
             packed,
             offset,
-            layer.residual,
+            residual,
             n,
             kernel,
             stride,

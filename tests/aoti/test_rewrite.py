@@ -275,6 +275,12 @@ def test_a_convolution_of_one_axis(length: int) -> None:
     assert made.others == ["aten.unsqueeze.default", "aten.squeeze.dim"]
 
 
+def test_what_follows_a_convolution_of_one_axis_is_part_of_it() -> None:
+    made = Made(Named(lambda m, x: torch.tanh(m.c(x) + x), c=nn.Conv1d(4, 4, 3, padding="same")), 4, 9)
+    assert (made.activation(), str(made.residual())) == (Activation.TANH, "unsqueeze_default_1")
+    assert made.others == ["aten.unsqueeze.default", "aten.unsqueeze.default", "aten.squeeze.dim"]
+
+
 def test_padding_that_is_more_on_one_side_stays() -> None:
     assert Made(nn.Conv2d(4, 6, (3, 2), padding="same"), 4, 9, 10).count == 0
 
