@@ -131,7 +131,8 @@ def parse_threads(text: str) -> tuple[int, ...]:
 def _table(report: "BenchReport", threads: int) -> list[str]:
     mine = report.of_mctl(threads)
     others = list(dict.fromkeys(m.name for m in report.measured if m.threads == threads and m.name != "mctl"))
-    header = [*mine[0].dims, *(["variant"] if report.several else []), "median", "p90", "p99", "rows/s"]
+    header = [*mine[0].dims, *(["variant"] if report.several else []), "median", "p90", "p99"]
+    header.append("rows/s" if report.batch_dim else "calls/s")
     for name in others:
         header += [name, f"{name}/mctl"]
     rows = [header]
@@ -171,8 +172,10 @@ def _advice(report: "BenchReport", threads: int, target_ms: float | None) -> lis
     lines = []
     if curve := report.curves.get(threads):
         lines.append(_curve_line(curve))
-    if target_ms is not None:
-        most = largest_within(report.over_rows(threads), target_ms * 1000)
+    most = largest_within(report.over_rows(threads), target_ms * 1000) if target_ms is not None else None
+    if target_ms is not None and report.batch_dim is None:
+        lines.append(f"{target_ms:g} ms are {'' if most else 'not '}enough for two calls in a row")
+    elif target_ms is not None:
         lines.append(
             f"`--max-batch-size {most}` meets {target_ms:g} ms: two batches in a row fit into it"
             if most

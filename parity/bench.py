@@ -136,7 +136,7 @@ def bench(request: BenchRequest, progress: Progress) -> BenchReport:
     curves = {threads: curve for threads in request.threads if (curve := timing.fit(_one_line(report, threads)))}
     batch = manifest.contract.batch_dim
     unpadded = {n: lookup.unpadded(batch) if batch else () for n, lookup in lookups.items()}
-    warnings = (*machine.warnings(), *_warnings(report, unpadded, machine.cores))
+    warnings = (*machine.warnings(), *_warnings(report, manifest.buckets.get(batch or "", ()), unpadded, machine.cores))
     return replace(report, curves=curves, warnings=warnings)
 
 
@@ -255,14 +255,20 @@ def _peer(name: Name, request: BenchRequest, manifest: Manifest) -> Peer:
 # --- what to think of it -----------------------------------------------------------------------------------------
 
 
-def _warnings(report: BenchReport, threads: Mapping[int, Sequence[int]], cores: int) -> Iterator[str]:
-    """`threads`: each number that was measured, and the batches that smaller ones are not padded to."""
+def _warnings(
+    report: BenchReport, buckets: Sequence[int], threads: Mapping[int, Sequence[int]], cores: int
+) -> Iterator[str]:
+    """`buckets`: of the batch. `threads`: each number that was measured, and the batches that smaller ones are not
+    padded to.
+    """
     for number, unpadded in threads.items():
         if number > cores:
             yield f"threads oversubscribed: {number} threads on {cores} cores"
         line = _one_line(report, number)
         for rows, waste in timing.padding_waste(line):
-            if waste > 0.25 and min(size for size, _ in line if size >= rows) not in unpadded:
+            after = min(size for size, _ in line if size >= rows)
+            padded = after not in unpadded and after == min((size for size in buckets if size >= rows), default=0)
+            if waste > 0.25 and padded:
                 yield f"padding costs {waste:.0%} at batch {rows} with {_threads(number)}"
     shaky = [found for found in report.measured if not found.stable]
     if shaky:

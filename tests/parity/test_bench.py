@@ -72,15 +72,19 @@ def report(*found: tuple[int, int, float, bool]) -> BenchReport:
 
 
 def test_warnings() -> None:
+    buckets = (1, 2, 4, 8, 16, 32, 64)
+
     def told(*found: tuple[int, int, float, bool]) -> list[str]:
-        return list(bench._warnings(report(*found), dict.fromkeys(sorted({threads for threads, *_ in found}), ()), 2))
+        threads = dict.fromkeys(sorted({threads for threads, *_ in found}), ())
+        return list(bench._warnings(report(*found), buckets, threads, 2))
 
     assert told((1, 1, 10.0, True), (1, 2, 12.0, True), (2, 1, 9.0, True), (2, 2, 8.0, True)) == []
     assert told((4, 1, 10.0, True)) == ["threads oversubscribed: 4 threads on 2 cores"]
     assert told((1, 1, 10.0, True), (2, 1, 9.9, True)) == ["the model is too small to fill 2 threads"]
     assert told((1, 32, 32.0, True), (1, 64, 64.0, True)) == ["padding costs 94% at batch 33 with 1 thread"]
     loose = report((1, 32, 32.0, True), (1, 64, 64.0, True))
-    assert list(bench._warnings(loose, {1: (64,)}, 2)) == [], "the bundle says that these are not padded"
+    assert list(bench._warnings(loose, buckets, {1: (64,)}, 2)) == [], "the bundle says that these are not padded"
+    assert told((1, 8, 8.0, True), (1, 64, 64.0, True)) == [], "9 rows are padded to 16, which were not measured"
     assert told((1, 1, 10.0, False)) == ["1 of 1 numbers are unstable (marked ~): is the machine busy?"]
 
 
