@@ -18,7 +18,7 @@ from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, MctlError, UsageError
 from ..bundle_format.layout import WEIGHTS
 from ..bundle_format.manifest import Machine, Manifest, Tuning, Variant
-from ..bundle_format.summary import own_bytes
+from ..bundle_format.summary import human_bytes, own_bytes
 from ..export import golden
 from ..runner import native
 from ..runner.bench import Point
@@ -195,7 +195,7 @@ class _Contest:
             if sum(extra.values()) <= most:
                 return
             worst = min(extra, key=lambda name: self.selection.gain(name) / extra[name])
-            gain = f"its {extra[worst] >> 20} MiB bring {self.selection.gain(worst):.0%}"
+            gain = f"its {human_bytes(extra[worst])} bring {self.selection.gain(worst):.0%}"
             self._drop(worst, f"{gain}, and `--max-packed-mb` is {most >> 20}")
 
     def drop_wrong(self) -> None:
