@@ -45,11 +45,39 @@ AOTITorchError check(const Bags& bags, bool last_offset) {
                   static_cast<long long>(bag));
     before = begin;
   }
-  for (std::int64_t i = 0; i < bags.indices->sizes[0]; ++i)
-    if (const std::int64_t row = Bags::integer(*bags.indices, i); row < 0 || row >= bags.weight->sizes[0])
-      return fail("`%s` of row %lld of %lld", kName, static_cast<long long>(row),
-                  static_cast<long long>(bags.weight->sizes[0]));
+  std::int64_t row = 0;  // the first that there is not
+  const auto outside = [&](const auto* at) {
+    const auto rows = static_cast<std::uint64_t>(bags.weight->sizes[0]);
+    for (std::int64_t i = 0; i < bags.indices->sizes[0]; ++i)
+      if (row = at[i * bags.indices->strides[0]]; static_cast<std::uint64_t>(row) >= rows) return true;
+    return false;
+  };
+  const Tensor& indices = *bags.indices;
+  if (indices.dtype == 3 ? outside(elements<std::int32_t>(indices)) : outside(elements<std::int64_t>(indices)))
+    return fail("`%s` of row %lld of %lld", kName, static_cast<long long>(row),
+                static_cast<long long>(bags.weight->sizes[0]));
   return kDone;
+}
+
+// Adds rows to the sums, some at a time; their elements lie side by side. How many there are without the padding.
+std::int64_t add_rows(const Bags& bags, std::int64_t begin, std::int64_t end, float* sums) {
+  constexpr std::int64_t kAtOnce = 16;
+  const float* rows[kAtOnce];
+  float factors[kAtOnce];
+  std::int64_t size = 0, have = 0;
+  const std::int64_t columns = bags.weight->sizes[1];
+  for (std::int64_t i = begin; i < end; ++i) {
+    const std::int64_t row = Bags::integer(*bags.indices, i);
+    if (row == bags.padding) continue;
+    rows[have] = elements<float>(*bags.weight) + row * bags.weight->strides[0];
+    factors[have] = bags.factors != nullptr ? elements<float>(*bags.factors)[i * bags.factors->strides[0]] : 1;
+    ++size;
+    if (++have < kAtOnce) continue;
+    kernels().add_rows(rows, factors, have, columns, sums);
+    have = 0;
+  }
+  kernels().add_rows(rows, factors, have, columns, sums);
+  return size;
 }
 
 // sums[j] = what the bag's rows give in column j, and, of maxima, the rows that they are of; how many rows there are.
@@ -61,7 +89,14 @@ std::int64_t add_up(const Bags& bags, std::int64_t bag, Sum<E>* sums, std::int64
   std::fill(sums, sums + columns, T(0));
   if (bags.mode == kMax) std::fill(which, which + columns, -1);
   const auto row_of = [&](std::int64_t row) { return elements<E>(*bags.weight) + row * bags.weight->strides[0]; };
-  for (std::int64_t i = bags.begin(bag), end = bags.begin(bag + 1); i < end; ++i) {
+  std::int64_t i = bags.begin(bag);
+  const std::int64_t end = bags.begin(bag + 1);
+  if constexpr (std::is_same_v<E, float>)
+    if (bags.mode != kMax && step == 1) {
+      size = add_rows(bags, i, end, sums);
+      i = end;
+    }
+  for (; i < end; ++i) {
     if (i + kAhead < end) __builtin_prefetch(row_of(Bags::integer(*bags.indices, i + kAhead)));
     const std::int64_t row = Bags::integer(*bags.indices, i);
     if (row == bags.padding) continue;
@@ -88,11 +123,11 @@ template <class E>
 AOTITorchError fill(const Bags& bags, const Tensor& out, const Tensor& of_index, const Tensor& sizes,
                     const Tensor& most) {
   const std::int64_t columns = bags.weight->sizes[1];
-  const auto put = [](const Tensor& list, std::int64_t at, std::int64_t value) {
+  const auto put = [](const Tensor& list, std::int64_t at, std::int64_t value, std::int64_t count = 1) {
     if (list.dtype == 3)
-      elements<std::int32_t>(list)[at] = static_cast<std::int32_t>(value);
+      std::fill_n(elements<std::int32_t>(list) + at, count, static_cast<std::int32_t>(value));
     else
-      elements<std::int64_t>(list)[at] = value;
+      std::fill_n(elements<std::int64_t>(list) + at, count, value);
   };
   const int threads = threads_for(static_cast<double>(bags.indices->count) * static_cast<double>(columns) * 8);
   const Scratch scratch(threads * columns, sizeof(Sum<E>)), rows(threads * columns, sizeof(std::int64_t));
@@ -103,7 +138,7 @@ AOTITorchError fill(const Bags& bags, const Tensor& out, const Tensor& of_index,
     put(sizes, bag, add_up<E>(bags, bag, sums, which));
     for (std::int64_t j = 0; j < columns; ++j) elements<E>(out)[bag * columns + j] = cast<E>(sums[j]);
     for (std::int64_t j = 0; bags.mode == kMax && j < columns; ++j) put(most, bag * columns + j, which[j]);
-    for (std::int64_t i = bags.begin(bag); i < bags.begin(bag + 1); ++i) put(of_index, i, bag);
+    put(of_index, bags.begin(bag), bag, bags.begin(bag + 1) - bags.begin(bag));
   });
   return kDone;
 }

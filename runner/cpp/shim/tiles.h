@@ -44,6 +44,10 @@ using Narrow = void (*)(const float* from, std::int64_t count, std::uint16_t* to
 // The largest x * scale; NaN if there is one.
 using Largest = float (*)(const float* x, std::int64_t count, float scale);
 
+// sums[j] += rows[i][j] * factors[i], in the order of i, for each of `columns` columns j.
+using AddRows = void (*)(const float* const* rows, const float* factors, std::int64_t count, std::int64_t columns,
+                         float* sums);
+
 struct Kernels {
   Tiles<float> floats;
   Tiles<double> doubles;
@@ -54,6 +58,7 @@ struct Kernels {
   Turn turn;
   Zip zip;
   Narrow narrow;
+  AddRows add_rows;
 };
 
 // Those for the widest vectors that this CPU has.

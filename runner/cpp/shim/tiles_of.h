@@ -211,6 +211,30 @@ void narrow(const float* from, int64_t count, std::uint16_t* to) {
   memcpy(to, &halves, static_cast<unsigned long>(count) * sizeof(std::uint16_t));
 }
 
+// Some vectors side by side, whose sums stay in registers.
+template <int kVectors>
+void add_vectors(const float* const* rows, const float* factors, int64_t count, int64_t column, float* sums) {
+  Floats totals[kVectors];
+  memcpy(totals, sums + column, sizeof totals);
+  for (int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Floats row;
+      memcpy(&row, rows[i] + column + v * MCTL_FLOATS, sizeof row);
+      totals[v] += row * factors[i];
+    }
+  }
+  memcpy(sums + column, totals, sizeof totals);
+}
+
+void add_rows(const float* const* rows, const float* factors, int64_t count, int64_t columns, float* sums) {
+  int64_t j = 0;
+  for (; j + 4 * MCTL_FLOATS <= columns; j += 4 * MCTL_FLOATS) add_vectors<4>(rows, factors, count, j, sums);
+  for (; j + MCTL_FLOATS <= columns; j += MCTL_FLOATS) add_vectors<1>(rows, factors, count, j, sums);
+  for (; j < columns; ++j)
+    for (int64_t i = 0; i < count; ++i) sums[j] += rows[i][j] * factors[i];
+}
+
 float exponentials(float* x, int64_t count, float scale, float base) {
   Floats sums = {};
   for (int64_t i = 0; i < count; i += MCTL_FLOATS) {
@@ -264,7 +288,8 @@ const Kernels MCTL_KERNELS = {tiles<Floats, float>(),
                               largest,
                               turn,
                               zip,
-                              narrow};
+                              narrow,
+                              add_rows};
 #endif
 
 }  // namespace mctl::shim
