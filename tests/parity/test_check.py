@@ -141,6 +141,23 @@ def test_outputs_that_share_memory_from_call_to_call() -> None:
     assert repeat.verdict == "differs" and "overwritten by later calls" in repeat.detail
 
 
+@pytest.mark.parametrize("eager_takes_them", [False, True])
+def test_values_that_eager_does_not_take_are_those_of_stored_cases(eager_takes_them: bool) -> None:
+    """As offsets that have to begin with 0: no random ones do."""
+
+    def picky(inputs: Tensors) -> Tensors:
+        if inputs["x"][0, 0] != 0:
+            raise RuntimeError("it has to begin with 0")
+        return eager_good()(inputs)
+
+    x = torch.zeros(2, 4)
+    stored = (Case("example", {"batch": 2}, {"x": x}, eager_good()({"x": x})),)
+    results = checked(picky, eager_good if eager_takes_them else lambda: picky, golden=stored)
+    (repeat,) = (result for result in results if result.check == "repeat")
+    assert (repeat.verdict == "compiled-raises") == eager_takes_them
+    assert (repeat.case == "example") == (not eager_takes_them)
+
+
 @pytest.mark.parametrize(
     "function",
     [
