@@ -82,6 +82,15 @@ def test_quick_warms_what_it_has_time_for(faulty_library: Path, tmp_path: Path) 
         assert (outputs_of(answer)["y"] == 3 * Action.NAP + 1).all()
 
 
+def test_a_model_that_refuses_what_it_is_warmed_with(faulty_library: Path, tmp_path: Path) -> None:
+    """As one refuses offsets of bags that do not begin with 0. It is served."""
+    bundle = faulty.bundle(faulty_library, tmp_path / "b.pt2", (), values=(Action.FAIL, Action.COST))
+    with Server(bundle) as server:
+        answer = server.request(INFER, *infer_binary(x=rows((Action.COST, Action.FAIL))))
+        assert (outputs_of(answer)["y"] == 3 * Action.FAIL + 1).all()
+        assert server.request(INFER, *infer_binary(x=rows((Action.FAIL, Action.FAIL)))).status == 500
+
+
 def test_a_worker_that_started_quickly_is_not_taken_for_stuck(faulty_bundle: Path) -> None:
     """Nobody waits for the batch any more, and no warm-up has told how long batches take."""
     with Server(faulty_bundle, "--start=quick") as server:
