@@ -25,6 +25,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def join_groups(weight: Tensor, groups: int) -> tuple[Tensor, int]:
     """A convolution of few outputs in each group as one of fewer groups with zeros in their weights, as many as a
     vector has room for: it takes the same products and fewer stores. Depthwise ones stay as pack_conv2d wants them.
+    An infinity in a group's input is NaN in those that it is joined with.
     """
     n, c, kh, kw = weight.shape
     if c == 1 and n == groups >= DEPTHWISE:

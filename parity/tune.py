@@ -91,7 +91,8 @@ def tune(staged: Staged, options: TuneOptions, judge: Judge, progress: Progress)
         contest.try_all(recipes)
     except KeyboardInterrupt:
         if not selection.begun:
-            raise  # nothing is known yet
+            staged.note("tuning was stopped before anything was compared")
+            return
         stopped = True
         staged.note("tuning was stopped: what was measured until then counts")
     selection.restrict(contest.kept)

@@ -260,6 +260,17 @@ def test_ctrl_c_keeps_what_was_measured(tune: Tune, monkeypatch: pytest.MonkeyPa
     assert made.manifest.notes[-1] == "tuning was stopped: what was measured until then counts"
 
 
+def test_ctrl_c_at_the_very_beginning_leaves_the_bundle_untuned(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Duel:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selection, "duel", interrupted)
+    made = tune("untuned", STATIC, parity=False)
+    assert [variant.name for variant in made.manifest.variants] == ["dynamic"]
+    assert made.manifest.tuning is None
+    assert made.manifest.notes[-1] == "tuning was stopped before anything was compared"
+
+
 def test_a_candidate_that_cannot_be_compiled_is_left_out(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: Staged, recipe: Recipe, progress: Callable[[str], None]) -> Built:
         if recipe is PLAIN:
