@@ -40,6 +40,20 @@ def join_groups(weight: Tensor, groups: int) -> tuple[Tensor, int]:
     return joined.view(n, count * c, kh, kw), groups // count
 
 
+def as_phases(weight: Tensor, stride: tuple[int, int], groups: int) -> Tensor:
+    """The weight [c, n / groups, kh, kw] of a transposed convolution as [n, sh * sw, c / groups, kh / sh, kw / sw] with
+    sizes rounded up: that of a convolution which makes, of each pixel, the sh x sw pixels in its place.
+
+    Output s * u + r is the sum of weight[s * j + r] * x[u - j] over j.
+    """
+    c, n, kh, kw = weight.shape
+    sh, sw = stride
+    filled = pad(weight, (0, -kw % sw, 0, -kh % sh))
+    split = filled.reshape(groups, c // groups, n, -(-kh // sh), sh, -(-kw // sw), sw)
+    turned = split.flip(3, 5).permute(0, 2, 4, 6, 1, 3, 5)
+    return turned.reshape(groups * n, sh * sw, *turned.shape[4:])
+
+
 def pack_conv2d(weight: Tensor, groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """[n, c / groups, kh, kw] to [groups, ceil(n / groups / 32), kh * kw * c / groups, 32], channels innermost; in
     bfloat16 as pack_linear has it, the channels of each tap in pairs. Depthwise weights (c = n = groups, 16 or more)

@@ -7,6 +7,7 @@ follows it (batch norm, a sum with a shortcut, an activation) is seen whole and 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import prod, sqrt
+from sys import maxsize
 from typing import Any
 
 import torch
@@ -106,6 +107,12 @@ class _Rewriter:
     def conv2d(self, node: fx.Node) -> bool:
         return self._convolution(node, 2)
 
+    def conv_transpose1d(self, node: fx.Node) -> bool:
+        return self._transposed(node, 1)
+
+    def conv_transpose2d(self, node: fx.Node) -> bool:
+        return self._transposed(node, 2)
+
     def attention(self, node: fx.Node) -> bool:
         """aten.scaled_dot_product_attention without dropout, of four axes."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -201,6 +208,52 @@ class _Rewriter:
         )
         self._replace(layer.nodes, ops.conv2d, arguments, squeeze=rank == 1)
         return True
+
+    def _transposed(self, node: fx.Node, rank: int) -> bool:
+        """A transposed convolution: one that makes stride x stride pixels of each, and a copy that orders them."""
+        names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+        x, weight, bias, stride, padding, extra, groups, dilation = _arguments(node, *names)
+        values, given = self._constant(weight), None if bias is None else self._constant(bias)
+        if values is None or not self._fits(x, values) or not _is_float(x, rank=rank + 2):
+            return False
+        kernel = [1] * (2 - rank) + list(values.shape[2:])
+        (sh, sw), padding, extra = _pair(stride, rank, 1), _pair(padding, rank, 0), _pair(extra, rank, 0)
+        phases = packing.as_phases(values.reshape(*values.shape[:2], *kernel), (sh, sw), groups)
+        taps = list(phases.shape[3:])
+        around = [t - 1 - p // s for t, p, s in zip(taps, padding, (sh, sw), strict=True)]
+        starts = [p % s for p, s in zip(padding, (sh, sw), strict=True)]
+        left = [
+            s * (t - p // s) + p - k - e for s, t, p, k, e in zip((sh, sw), taps, padding, kernel, extra, strict=True)
+        ]  # pixels at the end
+        if min(*around, *left) < 0 or _pair(dilation, rank, 1) != [1, 1] or (bias is not None and given is None):
+            return False
+        layer = _Layer([node])
+        scaled, shift, key = self._normed(layer, phases, bias)
+        n = scaled.shape[0]
+        shaped, groups = packing.join_groups(scaled.flatten(0, 1), groups)
+        key = ("transposed", sh, sw, key)
+        packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
+        shift = given if shift is None else shift
+        with self.graph.inserting_before(layer.last):
+            offset = None
+            if shift is not None:
+                offset = self._attribute(self._name_of(weight) + "_shift", shift.repeat_interleave(sh * sw))
+            made = self._call(aten.unsqueeze.default, x, 2) if rank == 1 else x
+            numbers = (n * sh * sw, taps, [1, 1], around, [1, 1], groups, int(Activation.NONE))
+            made = self._call(ops.conv2d, made, packed, offset, None, *numbers)
+            made = self._call(aten.unflatten.int, made, 1, [n, sh, sw])
+            made = self._call(aten.permute.default, made, [0, 1, 4, 2, 5, 3])
+            for axis, start, cut in zip((2, 3), starts, left, strict=True):
+                made = self._call(aten.flatten.using_ints, made, axis, axis + 1)
+                if start or cut:
+                    made = self._call(aten.slice.Tensor, made, axis, start, -cut if cut else maxsize)
+            if rank == 1:
+                made = self._call(aten.squeeze.dim, made, 2)
+        self._put(layer.nodes, made)
+        return True
+
+    def _call(self, op: Any, *arguments: Any) -> fx.Node:
+        return self.graph.call_function(op, arguments)
 
     def _normed(self, layer: _Layer, weight: Tensor, bias: Any) -> tuple[Tensor, Tensor | None, Any]:
         """Weights and bias with the batch norm that follows, if its numbers are constants; and what names them."""
@@ -331,6 +384,8 @@ _MATCHES: dict[Any, Callable[[_Rewriter, fx.Node], bool]] = {
     aten.conv2d.default: _Rewriter.conv2d,
     aten.conv1d.padding: _Rewriter.conv1d,
     aten.conv2d.padding: _Rewriter.conv2d,
+    aten.conv_transpose1d.default: _Rewriter.conv_transpose1d,
+    aten.conv_transpose2d.input: _Rewriter.conv_transpose2d,
     aten.scaled_dot_product_attention.default: _Rewriter.attention,
 }
 

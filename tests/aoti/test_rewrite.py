@@ -281,6 +281,53 @@ def test_what_follows_a_convolution_of_one_axis_is_part_of_it() -> None:
     assert made.others == ["aten.unsqueeze.default", "aten.unsqueeze.default", "aten.squeeze.dim"]
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.ConvTranspose2d(4, 6, 2, stride=2),
+        nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1, bias=False),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(4, 6, (5, 3), stride=(2, 3), padding=(2, 1), output_padding=(1, 0)),
+        nn.ConvTranspose2d(4, 6, 7, stride=3, padding=5),
+        nn.ConvTranspose2d(4, 6, 3, padding=1),
+        nn.ConvTranspose2d(4, 6, 1, stride=3),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
+        nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1, groups=4),
+        nn.Sequential(nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1), normed(6), nn.ReLU()),
+        nn.Sequential(nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(6, affine=False)),
+    ],
+    ids=str,
+)
+def test_transposed_convolutions(layer: nn.Module) -> None:
+    made = Made(layer, 4, 9, 10)
+    assert made.count == 1 and "aten.batch_norm.default" not in made.others
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ConvTranspose1d(4, 1, 4, stride=4), nn.ConvTranspose1d(4, 6, 5, 2, 2, 1)], ids=str
+)
+def test_a_transposed_convolution_of_one_axis(layer: nn.Module) -> None:
+    assert Made(layer, 4, 9).count == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.ConvTranspose2d(4, 6, 3, dilation=2),
+        nn.ConvTranspose2d(4, 6, 2, stride=2, output_padding=1),  # a pixel that no weight reaches
+        nn.ConvTranspose2d(4, 6, 2, stride=2, padding=2),
+    ],
+    ids=str,
+)
+def test_transposed_convolutions_that_stay(layer: nn.Module) -> None:
+    assert Made(layer, 4, 9, 10).count == 0
+
+
+def test_a_weight_that_goes_both_ways() -> None:
+    model = Named(lambda m, x: F.conv_transpose2d(F.conv2d(x, m.w, stride=2), m.w, stride=2), w=torch.randn(6, 4, 2, 2))
+    assert Made(model, 4, 8, 10).count == 2
+
+
 def test_padding_that_is_more_on_one_side_stays() -> None:
     assert Made(nn.Conv2d(4, 6, (3, 2), padding="same"), 4, 9, 10).count == 0
 
