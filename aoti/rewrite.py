@@ -217,7 +217,10 @@ class _Rewriter:
         if values is None or not self._fits(x, values) or not _is_float(x, rank=rank + 2):
             return False
         kernel = [1] * (2 - rank) + list(values.shape[2:])
-        (sh, sw), padding, extra = _pair(stride, rank, 1), _pair(padding, rank, 0), _pair(extra, rank, 0)
+        strides, padding, extra = _pair(stride, rank, 1), _pair(padding, rank, 0), _pair(extra, rank, 0)
+        sizes = [1] * (2 - rank) + list(_value(x).shape[2:])
+        # the stride of one pixel means nothing: it makes all at once
+        sh, sw = (max(k, s) if str(n) == "1" else s for n, k, s in zip(sizes, kernel, strides, strict=True))
         phases = packing.as_phases(values.reshape(*values.shape[:2], *kernel), (sh, sw), groups)
         taps = list(phases.shape[3:])
         around = [t - 1 - p // s for t, p, s in zip(taps, padding, (sh, sw), strict=True)]
@@ -249,6 +252,7 @@ class _Rewriter:
                     made = self._call(aten.slice.Tensor, made, axis, start, -cut if cut else maxsize)
             if rank == 1:
                 made = self._call(aten.squeeze.dim, made, 2)
+            made = self._call(aten.contiguous.default, made)  # what follows may be a view of that
         self._put(layer.nodes, made)
         return True
 
