@@ -303,11 +303,19 @@ def test_transposed_convolutions(layer: nn.Module) -> None:
     assert made.count == 1 and "aten.batch_norm.default" not in made.others
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.ConvTranspose1d(4, 1, 4, stride=4), nn.ConvTranspose1d(4, 6, 5, 2, 2, 1)], ids=str
-)
-def test_a_transposed_convolution_of_one_axis(layer: nn.Module) -> None:
-    assert Made(layer, 4, 9).count == 1
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_transposed_convolution_of_one_pixel_is_a_product(padding: int) -> None:
+    made = Made(nn.ConvTranspose2d(4, 6, (4, 3), padding=padding), 4, 1, 1)
+    assert (made.mine[0].args[4], made.mine[0].args[5]) == (72, [1, 1])
+
+
+def test_a_view_of_what_a_transposed_convolution_gives() -> None:
+    model = Named(lambda m, x: m.c(x).view(x.shape[0], -1), c=nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1))
+    assert Made(model, 4, 5, 6).count == 1
+
+
+def test_a_transposed_convolution_of_one_axis() -> None:
+    assert Made(nn.Sequential(nn.ConvTranspose1d(4, 6, 5, 2, 2, 1), nn.ConvTranspose1d(6, 1, 4, 4)), 4, 9).count == 2
 
 
 @pytest.mark.parametrize(
