@@ -36,7 +36,7 @@ class Model(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.w = torch.nn.Parameter(torch.linspace(-2, 2, 48))
-        self.up = torch.nn.ConvTranspose1d(6, 4, 3, stride=2)
+        self.up = torch.nn.ConvTranspose1d(6, 4, 3, stride=2, dilation=2)
         self.recurrent = torch.nn.LSTM(8, 5, batch_first=True)
         self.wide = torch.nn.Linear(48, 6).double()
 
