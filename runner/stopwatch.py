@@ -65,7 +65,7 @@ class Stopwatch:
         self.name, self.threads = name, threads
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if "OMP_WAIT_POLICY" not in environment:  # as in the server; who is not measured now must not spin for long
-            environment.setdefault("GOMP_SPINCOUNT", "10000")
+            environment.setdefault("GOMP_SPINCOUNT", "3000")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )

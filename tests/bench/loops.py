@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     threads = parser.parse_args().threads
     if "GOMP_SPINCOUNT" not in os.environ:  # read when the library is loaded
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"GOMP_SPINCOUNT": "10000"})
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"GOMP_SPINCOUNT": "3000"})
     with tempfile.TemporaryDirectory() as folder:
         for name, loop in LOOPS.items():
             kernel = Kernel(generate(loop), Path(folder))
