@@ -156,11 +156,11 @@ class _Rewriter:
     def _as_sum(self, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:
         """A layer of one output, as a loop of torch's, with what follows: a panel would be nearly empty."""
         with self.graph.inserting_before(node):
-            row = self.graph.call_function(aten.reshape.default, (weight, [-1]))
-            products = self.graph.call_function(aten.mul.Tensor, (x, row))
-            made = self.graph.call_function(aten.sum.dim_IntList, (products, [-1], True))
+            row = self._call(aten.reshape.default, weight, [-1])
+            products = self._call(aten.mul.Tensor, x, row)
+            made = self._call(aten.sum.dim_IntList, products, [-1], True)
             if bias is not None:
-                made = self.graph.call_function(aten.add.Tensor, (made, bias))
+                made = self._call(aten.add.Tensor, made, bias)
         self._put([node], made)
 
     def _convolution(self, node: fx.Node, rank: int) -> bool:
@@ -184,14 +184,15 @@ class _Rewriter:
         if shift is None and bias is not None and not _is_float(bias, rank=1):
             return False
         layer = self._followed(node, layer)
+        key = (groups, key)
         shaped, groups = packing.join_groups(scaled.reshape(*scaled.shape[:2], *kernel), groups)
         packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
         with self.graph.inserting_before(layer.last):
             offset = bias if shift is None else self._attribute(self._name_of(weight) + "_shift", shift)
             residual = layer.residual
             if rank == 1:
-                x = self.graph.call_function(aten.unsqueeze.default, (x, 2))
-                residual = residual and self.graph.call_function(aten.unsqueeze.default, (residual, 2))
+                x = self._call(aten.unsqueeze.default, x, 2)
+                residual = residual and self._call(aten.unsqueeze.default, residual, 2)
         n = values.shape[0]
         arguments = (
             x,
@@ -233,8 +234,8 @@ class _Rewriter:
         layer = _Layer([node])
         scaled, shift, key = self._normed(layer, phases, bias)
         n = scaled.shape[0]
+        key = ("transposed", sh, sw, groups, key)
         shaped, groups = packing.join_groups(scaled.flatten(0, 1), groups)
-        key = ("transposed", sh, sw, key)
         packed = self._store(weight, key, lambda: packing.pack_conv2d(shaped, groups, self.dtype))
         shift = given if shift is None else shift
         with self.graph.inserting_before(layer.last):
@@ -311,7 +312,7 @@ class _Rewriter:
     def _four_axes(self, node: fx.Node, mask: fx.Node) -> fx.Node:
         with self.graph.inserting_before(node):
             for _ in range(4 - _value(mask).dim()):
-                mask = self.graph.call_function(aten.unsqueeze.default, (mask, 0))
+                mask = self._call(aten.unsqueeze.default, mask, 0)
         return mask
 
     def _fits(self, x: Any, weight: Tensor) -> bool:
@@ -366,7 +367,7 @@ class _Rewriter:
         with self.graph.inserting_before(last):
             made = self.graph.call_function(op, arguments)
             if squeeze:
-                made = self.graph.call_function(aten.squeeze.dim, (made, 2))
+                made = self._call(aten.squeeze.dim, made, 2)
         self._put(nodes, made)
 
     def _put(self, nodes: list[fx.Node], made: fx.Node) -> None:

@@ -331,6 +331,17 @@ def test_transposed_convolutions_that_stay(layer: nn.Module) -> None:
     assert Made(layer, 4, 9, 10).count == 0
 
 
+@pytest.mark.parametrize("convolve", [F.conv2d, F.conv_transpose2d])
+def test_a_weight_of_convolutions_with_other_groups(convolve) -> None:  # type: ignore[no-untyped-def]
+    """Packed for each: as groups, and as a whole."""
+    wide = F.conv2d is convolve  # its weight counts the inputs of one group, the other's those of all
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return convolve(x, m.w).sum(1) + convolve(torch.cat([x, x], 1) if wide else x, m.w, groups=2).sum(1)
+
+    assert Made(Named(forward, w=torch.randn(4, 4, 2, 2)), 4, 8, 10).count == 2
+
+
 def test_a_weight_that_goes_both_ways() -> None:
     model = Named(lambda m, x: F.conv_transpose2d(F.conv2d(x, m.w, stride=2), m.w, stride=2), w=torch.randn(6, 4, 2, 2))
     assert Made(model, 4, 8, 10).count == 2
