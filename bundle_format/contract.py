@@ -1,6 +1,6 @@
 """The contract: what a model takes and gives, and the check that every runner makes before it calls the model.
 
-The same rules and messages are implemented in runner/cpp/contract.cc; tests/vectors/contract/*.json runs both.
+The same rules and messages are implemented in runner/cpp/format/contract.cc; tests/vectors/contract/*.json runs both.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Every path in the archive. runner/cpp/layout.h holds the same table; a test compares the two.
+"""Every path in the archive. runner/cpp/format/layout.h holds the same table; a test compares the two.
 
 All members lie under one top folder, as PT2 archives have it; paths here are relative to that folder.
 """

@@ -1,4 +1,4 @@
-"""Which variant runs, by sizes and threads. runner/cpp/lookup.cc follows the same rules, by the same vectors.
+"""Which variant runs, by sizes and threads. runner/cpp/format/lookup.cc follows the same rules, by the same vectors.
 
 1. The choices of a bundle that count are those for as many threads as an instance has; else those for the largest
    smaller number that was measured; else those for the smallest. Of these, not those of a variant that is compiled for

@@ -12,8 +12,8 @@ from ..bundle_format.errors import UsageError
 from . import console, progress
 
 if TYPE_CHECKING:
-    from ..parity.bench import BenchReport
     from ..runner.bench import Curve, Measured
+    from ..tuning.bench import BenchReport
 
 _BUNDLE = Path("bundle.pt2")
 _PEERS = ("eager", "compile", "aoti", "onnxruntime", "openvino", "eager-cuda", "compile-cuda")
@@ -60,8 +60,8 @@ def bench(
         pass
     if reselect:
         return _reselect(bundle, parse_threads(threads) if threads else (), json=json)
-    from ..parity import bench as benches
-    from ..parity import plot as plots
+    from ..tuning import bench as benches
+    from ..tuning import plot as plots
 
     if plot is not None:
         plots.require(plot)
@@ -99,7 +99,7 @@ def bench(
 
 def _reselect(bundle: Path, threads: tuple[int, ...], *, json: bool) -> None:
     from ..bundle_format.summary import tuning_lines
-    from ..parity.tune import reselect
+    from ..tuning.tune import reselect
 
     with progress.shown() as say:
         tuning = reselect(bundle, threads, say)
@@ -166,8 +166,8 @@ def _ratio(found: "Measured") -> str:
 
 
 def _advice(report: "BenchReport", threads: int, target_ms: float | None) -> list[str]:
-    from ..parity.bench import CUDA
     from ..runner.bench import largest_within
+    from ..tuning.bench import CUDA
 
     lines = []
     if curve := report.curves.get(threads):

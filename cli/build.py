@@ -30,7 +30,7 @@ def build(**options: Any) -> None:
     tolerances = parse_tolerances(options["tolerance"])
     request, settings = _export_request(options), _compile_options(options)
     tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "precision", "max_packed_mb")))
-    from ..parity.gate import build as build_checked
+    from ..tuning.gate import build as build_checked
 
     with verdict.told(options) as progress:
         made = build_checked(

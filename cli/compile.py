@@ -12,7 +12,7 @@ from .bench import parse_threads
 from .parity import parse_tolerances
 
 if TYPE_CHECKING:
-    from ..parity.tune import TuneOptions
+    from ..tuning.tune import TuneOptions
 
 _DEFAULT = Path("program.pt2")
 Kernels = Literal["mctl", "torch"]
@@ -78,7 +78,7 @@ def compile(
     """Compile a program ahead of time, check it against its golden cases, and write the bundle."""
     from ..aoti.compiler import CompileOptions
     from ..aoti.plan import parse_buckets
-    from ..parity.gate import compile_checked
+    from ..tuning.gate import compile_checked
 
     options = CompileOptions(
         name=name,
@@ -118,7 +118,7 @@ def tune_options(
     tune: Tune, budget: float | None, threads: str, precision: Precision, max_packed_mb: int
 ) -> "TuneOptions":
     """What the options of tuning say. UsageError for those that mean nothing without it."""
-    from ..parity.tune import TuneOptions
+    from ..tuning.tune import TuneOptions
 
     for flag, given in (("--tune-budget", budget is not None), ("--threads", bool(threads))):
         if tune == "none" and given:

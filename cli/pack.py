@@ -9,7 +9,7 @@ import typer
 from . import console, progress
 
 if TYPE_CHECKING:
-    from ..runner.pack import Pack
+    from ..runner.packing.pack import Pack
 
 
 def pack(
@@ -26,8 +26,8 @@ def pack(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Pack a bundle with mctl-runner and all that it needs: it runs without Python and torch."""
-    from ..runner.pack import PackOptions
-    from ..runner.pack import pack as pack_bundle
+    from ..runner.packing.pack import PackOptions
+    from ..runner.packing.pack import pack as pack_bundle
 
     with progress.shown() as say:
         made = pack_bundle(bundle, output, PackOptions(with_libtorch, dockerfile, check, force), say)

@@ -12,14 +12,14 @@ from ..bundle_format.summary import summarize, tuning_costs
 from . import console, progress
 
 if TYPE_CHECKING:
-    from ..parity.gate import Made
     from ..parity.report import Report
+    from ..tuning.gate import Made
 
 
 @contextmanager
 def told(options: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
     """`progress` for a gate; where the gate refuses to write the bundle, its report is told and mctl ends with 1."""
-    from ..parity.gate import FailedError
+    from ..tuning.gate import FailedError
 
     try:
         with progress.shown() as say:

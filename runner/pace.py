@@ -1,7 +1,7 @@
 """What a batcher learns as it runs: what batches cost, how large they may be, and when an arrival would be answered.
 
-The rules go on from those of policy.py; runner/cpp/pace.cc follows them too, by the same vectors. Everything is an
-integer, microseconds or rows, and divisions round down.
+The rules go on from those of policy.py; runner/cpp/engine/pace.cc follows them too, by the same vectors. Everything is
+an integer, microseconds or rows, and divisions round down.
 
 9.  Cost: what a batch takes, by its kind (the sizes of the dims that are not the batch's) and its padded rows. The
     first measurement m sets eight times the cost to 8 * m, every other one adds m - cost to it. A seed counts as the

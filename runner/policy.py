@@ -1,6 +1,6 @@
 """The batching policy, a pure function of settings, limit, queue and clock.
 
-The rules, which runner/cpp/policy.cc follows too (tests/vectors/batching/*.json runs both). Times are integer
+The rules, which runner/cpp/engine/policy.cc follows too (tests/vectors/batching/*.json runs both). Times are integer
 microseconds on one clock; everything counts rows.
 
 1.  `limit`, the most rows of a batch, is max_batch_size, or the last of allowed_batch_sizes if that is smaller; with a

@@ -1,7 +1,7 @@
 """Processes that call a model and say how long each call took. One for each way to run it: they share nothing.
 
 They speak lines of JSON: `{"ready":true}` on stdout, then an `Answer` there to each `Ask` on stdin. One of them is
-`mctl-runner measure` (runner/cpp/measure.h), the others are in parity/peers.py.
+`mctl-runner measure` (runner/cpp/model/measure.h), the others are in tuning/peers.py.
 """
 
 import os

@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "measure.h"
+#include "model/measure.h"
 #include "options.h"
+#include "pool/supervisor.h"
+#include "pool/worker.h"
 #include "serve.h"
-#include "supervisor.h"
-#include "worker.h"
 
 namespace {
 

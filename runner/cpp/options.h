@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "result.h"
+#include "format/result.h"
 
 namespace mctl {
 

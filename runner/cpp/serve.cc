@@ -14,20 +14,20 @@
 #include <optional>
 #include <thread>
 
-#include "archive.h"
-#include "batcher.h"
-#include "host.h"
-#include "host_library.h"
-#include "line_writer.h"
-#include "lookup.h"
-#include "manifest.h"
-#include "metrics.h"
-#include "packing.h"
-#include "router.h"
-#include "sandbox.h"
-#include "server.h"
-#include "supervisor.h"
-#include "token.h"
+#include "doors/line_writer.h"
+#include "doors/router.h"
+#include "doors/server.h"
+#include "doors/token.h"
+#include "engine/batcher.h"
+#include "engine/metrics.h"
+#include "engine/packing.h"
+#include "format/archive.h"
+#include "format/lookup.h"
+#include "format/manifest.h"
+#include "model/host.h"
+#include "model/host_library.h"
+#include "pool/sandbox.h"
+#include "pool/supervisor.h"
 
 namespace mctl {
 namespace {

@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "format/result.h"
 #include "options.h"
-#include "result.h"
 
 namespace mctl {
 

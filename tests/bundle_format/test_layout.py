@@ -7,7 +7,7 @@ import pytest
 
 from mctl.bundle_format import layout
 
-HEADER = Path(__file__).parents[2] / "runner/cpp/layout.h"
+HEADER = Path(__file__).parents[2] / "runner/cpp/format/layout.h"
 
 
 def _cpp_constants() -> dict[str, str | int]:

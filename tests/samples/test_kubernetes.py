@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mctl.runner.pack import MODEL
+from mctl.runner.packing.pack import MODEL
 
 from ..serving.server import Server, runner
 

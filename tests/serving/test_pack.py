@@ -27,9 +27,12 @@ from elftools.elf.elffile import ELFFile
 from mctl.bundle_format import archive as archives
 from mctl.bundle_format.dependencies import Dependencies, read_dependencies
 from mctl.bundle_format.errors import HostError, PackError, UsageError
-from mctl.runner import image, pack_check, pack_libraries, pack_output
-from mctl.runner.pack import PackOptions
-from mctl.runner.pack import pack as pack_bundle
+from mctl.runner.packing import check as pack_check
+from mctl.runner.packing import image
+from mctl.runner.packing import libraries as pack_libraries
+from mctl.runner.packing import output as pack_output
+from mctl.runner.packing.pack import PackOptions
+from mctl.runner.packing.pack import pack as pack_bundle
 
 from ..conftest import mctl, succeed
 from .conftest import Mlp

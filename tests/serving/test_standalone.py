@@ -17,11 +17,12 @@ from mctl.bundle_format import host, summary, tensors
 from mctl.bundle_format.errors import CompileError, HostError
 from mctl.bundle_format.interface import operators
 from mctl.bundle_format.manifest import Manifest, Producer
-from mctl.parity import check, gate
+from mctl.parity import check
 from mctl.parity.report import Report, Result
 from mctl.parity.standalone import StandaloneSession
 from mctl.runner import native
 from mctl.runner.stopwatch import Ask, Failed, runner_stopwatch
+from mctl.tuning import gate
 
 from ..conftest import succeed
 from ..parity import fakes

@@ -1,12 +1,12 @@
 // A whole bundle file: every range lies inside it, none overlaps another, and what front and worker read ends well.
-#include "archive.h"
+#include "format/archive.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "check.h"
-#include "layout.h"
-#include "weights.h"
+#include "format/layout.h"
+#include "format/weights.h"
 
 namespace mctl {
 namespace {

@@ -1,5 +1,5 @@
 // Text as an axis: it evaluates to what a second evaluator says, or is refused as that one refuses it.
-#include "expression.h"
+#include "format/expression.h"
 
 #include <array>
 #include <optional>

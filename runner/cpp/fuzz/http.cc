@@ -1,16 +1,16 @@
 // A client's bytes: the same request in however many pieces they come, and bodies that are read and written alike.
-#include "http.h"
+#include "doors/http.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "check.h"
-#include "contract_json.h"
-#include "elements.h"
-#include "inflate.h"
-#include "json.h"
-#include "oip_answer.h"
-#include "oip_request.h"
+#include "doors/inflate.h"
+#include "doors/oip_answer.h"
+#include "doors/oip_request.h"
+#include "format/contract_json.h"
+#include "format/elements.h"
+#include "format/json.h"
 
 namespace mctl {
 namespace {

@@ -1,13 +1,13 @@
 // A manifest's bytes: what is accepted can be used, and reads the same when it is written once more.
-#include "manifest.h"
+#include "format/manifest.h"
 
-#include "arena.h"
 #include "check.h"
-#include "host.h"
-#include "json.h"
-#include "lookup.h"
-#include "metadata.h"
-#include "packing.h"
+#include "doors/metadata.h"
+#include "engine/packing.h"
+#include "format/json.h"
+#include "format/lookup.h"
+#include "model/host.h"
+#include "pool/arena.h"
 
 namespace mctl {
 namespace {

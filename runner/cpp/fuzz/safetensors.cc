@@ -1,11 +1,11 @@
 // A safetensors member: what is found lies inside it, on its boundary, and is as large as its shape says.
-#include "safetensors.h"
+#include "format/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "check.h"
-#include "layout.h"
+#include "format/layout.h"
 
 namespace mctl {
 namespace {

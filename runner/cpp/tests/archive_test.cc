@@ -1,5 +1,5 @@
 // Zips that are sound, and zips that lie. Records and their fields: PKWARE's APPNOTE, section 4.3.
-#include "archive.h"
+#include "format/archive.h"
 
 #include <unistd.h>
 
@@ -7,9 +7,9 @@
 #include <cstring>
 #include <random>
 
+#include "format/weights.h"
 #include "small_bundle.h"
 #include "support.h"
-#include "weights.h"
 
 namespace mctl {
 

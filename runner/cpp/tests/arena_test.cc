@@ -1,4 +1,4 @@
-#include "arena.h"
+#include "pool/arena.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #include <boost/test/unit_test.hpp>
 #include <thread>
 
-#include "manifest.h"
+#include "format/manifest.h"
 #include "small_bundle.h"
 #include "support.h"
 

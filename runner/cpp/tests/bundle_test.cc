@@ -12,11 +12,11 @@
 #include <csignal>
 #include <cstring>
 
-#include "archive.h"
-#include "arena.h"
-#include "safetensors.h"
+#include "format/archive.h"
+#include "format/safetensors.h"
+#include "pool/arena.h"
+#include "pool/worker.h"
 #include "support.h"
-#include "worker.h"
 
 namespace mctl {
 namespace {

@@ -1,5 +1,5 @@
 // Bit patterns: IEEE 754, tables of binary16; bfloat16 is the upper half of binary32.
-#include "compare.h"
+#include "model/compare.h"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

@@ -1,11 +1,11 @@
 // The vectors of tests/vectors/contract, which Python's implementation runs too.
-#include "contract.h"
+#include "format/contract.h"
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstring>
 
-#include "contract_json.h"
+#include "format/contract_json.h"
 #include "support.h"
 
 namespace mctl {

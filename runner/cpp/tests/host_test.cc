@@ -1,4 +1,4 @@
-#include "host.h"
+#include "model/host.h"
 
 #include <boost/test/unit_test.hpp>
 

@@ -1,12 +1,12 @@
 // Requests byte by byte, answers' heads, compressed bodies, options.
-#include "http.h"
+#include "doors/http.h"
 
 #include <boost/test/unit_test.hpp>
 
-#include "inflate.h"
+#include "doors/inflate.h"
+#include "doors/token.h"
 #include "options.h"
 #include "support.h"
-#include "token.h"
 
 namespace mctl {
 namespace {

@@ -1,5 +1,5 @@
 // Which variant runs, by the vectors that Python runs too.
-#include "lookup.h"
+#include "format/lookup.h"
 
 #include <boost/test/unit_test.hpp>
 

@@ -1,15 +1,15 @@
 // A manifest that is sound, and one fault at a time.
-#include "manifest.h"
+#include "format/manifest.h"
 
 #include <algorithm>
 #include <boost/algorithm/string/replace.hpp>
 #include <boost/test/unit_test.hpp>
 
-#include "json.h"
-#include "layout.h"
+#include "format/json.h"
+#include "format/layout.h"
+#include "format/text.h"
 #include "small_bundle.h"
 #include "support.h"
-#include "text.h"
 
 namespace mctl {
 namespace {

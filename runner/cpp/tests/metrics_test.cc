@@ -1,5 +1,5 @@
 // What the server counts, as text and as JSON.
-#include "metrics.h"
+#include "engine/metrics.h"
 
 #include <boost/test/unit_test.hpp>
 

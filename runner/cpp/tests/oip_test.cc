@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "elements.h"
-#include "oip_answer.h"
-#include "oip_request.h"
+#include "doors/oip_answer.h"
+#include "doors/oip_request.h"
+#include "format/elements.h"
 #include "support.h"
 
 namespace mctl {

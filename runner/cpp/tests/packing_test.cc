@@ -1,5 +1,5 @@
 // Rows of several requests in one batch: where they lie, what pads them, and that nobody's rows reach another.
-#include "packing.h"
+#include "engine/packing.h"
 
 #include <boost/test/unit_test.hpp>
 #include <cstring>

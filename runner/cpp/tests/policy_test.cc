@@ -1,5 +1,5 @@
 // The batching policy against the vectors that Python runs too, by the simulation of runner/simulator.py.
-#include "policy.h"
+#include "engine/policy.h"
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -7,8 +7,8 @@
 #include <map>
 #include <span>
 
-#include "batcher.h"
-#include "pace.h"
+#include "engine/batcher.h"
+#include "engine/pace.h"
 #include "support.h"
 
 namespace mctl {

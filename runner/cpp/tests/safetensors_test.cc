@@ -1,5 +1,5 @@
 // Format: https://github.com/huggingface/safetensors#format
-#include "safetensors.h"
+#include "format/safetensors.h"
 
 #include <boost/test/unit_test.hpp>
 

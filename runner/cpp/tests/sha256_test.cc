@@ -1,5 +1,5 @@
 // Expected digests: FIPS 180-4's examples (NIST, "Secure Hash Standard" test values) and Python's hashlib.
-#include "sha256.h"
+#include "format/sha256.h"
 
 #include <boost/test/unit_test.hpp>
 

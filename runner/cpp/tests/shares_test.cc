@@ -1,5 +1,5 @@
 // Turns and debts of clients that share a queue.
-#include "shares.h"
+#include "engine/shares.h"
 
 #include <boost/test/unit_test.hpp>
 

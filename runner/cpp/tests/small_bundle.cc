@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sha256.h"
+#include "format/sha256.h"
 #include "support.h"
 
 namespace mctl {

@@ -1,4 +1,4 @@
-#include "tensor_copy.h"
+#include "model/tensor_copy.h"
 
 #include <boost/test/unit_test.hpp>
 #include <cstring>

@@ -1,0 +1,255 @@
+#include "doors/http.h"
+
+#include <algorithm>
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/error.hpp>
+#include <charconv>
+#include <ctime>
+
+namespace mctl {
+namespace {
+
+namespace http = boost::beast::http;
+using boost::beast::iequals;
+
+constexpr std::size_t kMaxId = 128;  // characters of a request id that is echoed
+
+struct StatusLine {
+  Code code;
+  unsigned number;
+  std::string_view reason;
+};
+
+constexpr StatusLine kStatuses[] = {
+    {Code::invalid, 400, "Bad Request"},
+    {Code::unauthorized, 401, "Unauthorized"},
+    {Code::not_found, 404, "Not Found"},
+    {Code::method, 405, "Method Not Allowed"},
+    {Code::too_slow, 408, "Request Timeout"},
+    {Code::too_large, 413, "Content Too Large"},
+    {Code::unsupported, 415, "Unsupported Media Type"},
+    {Code::unimplemented, 501, "Not Implemented"},
+    {Code::unavailable, 503, "Service Unavailable"},
+    {Code::deadline, 504, "Gateway Timeout"},
+};
+
+std::string_view reason_of(unsigned number) {
+  const auto* found = std::ranges::find(kStatuses, number, &StatusLine::number);
+  if (found != std::end(kStatuses)) return found->reason;
+  return number == 200 ? "OK" : "Internal Server Error";
+}
+
+// Absolute-form targets name the host too: only path and query count.
+std::string_view path_of(std::string_view target) {
+  for (std::string_view scheme : {"http://", "https://"}) {
+    if (target.size() > scheme.size() && iequals(target.substr(0, scheme.size()), scheme)) {
+      const std::size_t slash = target.find('/', scheme.size());
+      return slash == std::string_view::npos ? "/" : target.substr(slash);
+    }
+  }
+  return target;
+}
+
+std::optional<std::uint64_t> decimal(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+bool printable(std::string_view text) {
+  for (const char c : text) {
+    if (c < 0x20 || c > 0x7e) return false;
+  }
+  return true;
+}
+
+// The length of the UTF-8 sequence that text starts with; 0 if it is none.
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto tail = [&](std::size_t i) { return (byte(i) & 0xc0) == 0x80; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first < 0xe0) return tail(1) ? 2 : 0;
+  if (first >= 0xe0 && first < 0xf0) {
+    const bool fits = !(first == 0xe0 && second < 0xa0) && !(first == 0xed && second >= 0xa0);
+    return fits && tail(1) && tail(2) ? 3 : 0;
+  }
+  if (first >= 0xf0 && first < 0xf5) {
+    const bool fits = !(first == 0xf0 && second < 0x90) && !(first == 0xf4 && second >= 0x90);
+    return fits && tail(1) && tail(2) && tail(3) ? 4 : 0;
+  }
+  return 0;
+}
+
+void append_escape(std::string& out, unsigned char c) {
+  constexpr char digits[] = "0123456789abcdef";
+  out += "\\u00";
+  out += digits[c >> 4];
+  out += digits[c & 15];
+}
+
+std::string sentence_of(const boost::beast::error_code& ec) {
+  if (ec == http::error::multiple_content_length) return "two Content-Length fields that differ";
+  if (ec == http::error::bad_content_length) return "bad Content-Length, or one beside Transfer-Encoding";
+  if (ec == http::error::bad_transfer_encoding) return "bad Transfer-Encoding, or one beside Content-Length";
+  return "malformed HTTP request: " + ec.message();
+}
+
+}  // namespace
+
+unsigned status_of(Code code) {
+  const auto* found = std::ranges::find(kStatuses, code, &StatusLine::code);
+  return found == std::end(kStatuses) ? 500 : found->number;
+}
+
+Answer refusal(const Error& error) {
+  Answer answer;
+  answer.status = status_of(error.code);
+  if (answer.status == 503) answer.fields = "Retry-After: " + std::to_string(error.retry_after_s) + "\r\n";
+  if (answer.status == 401) answer.fields = "WWW-Authenticate: Bearer\r\n";
+  answer.body = "{\"error\":";
+  append_json_string(answer.body, error.text);
+  answer.body += '}';
+  return answer;
+}
+
+void append_head(std::string& out, const Answer& answer, std::string_view date, bool keep_alive, bool http_1_0) {
+  char digits[24];
+  const auto number = [&](std::uint64_t value) {
+    return std::string_view(digits, std::to_chars(digits, digits + sizeof digits, value).ptr - digits);
+  };
+  out += "HTTP/1.1 ";
+  out += number(answer.status);
+  out += ' ';
+  out += reason_of(answer.status);
+  out += "\r\nServer: mctl\r\nDate: ";
+  out += date;
+  out += "\r\nContent-Type: ";
+  out += answer.type;
+  out += "\r\nContent-Length: ";
+  out += number(answer.body.size());
+  out += "\r\n";
+  out += answer.fields;
+  if (!keep_alive) out += "Connection: close\r\n";
+  if (keep_alive && http_1_0) out += "Connection: keep-alive\r\n";
+  out += "\r\n";
+}
+
+std::string http_date(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[40];
+  return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts)};
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  out += '"';
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    const char c = text.front();
+    if (length == 0) {
+      out += "\\ufffd";
+    } else if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (length == 1 && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
+      append_escape(out, static_cast<unsigned char>(c));
+    } else if (c == '\xc2' && static_cast<unsigned char>(text[1]) < 0xa0) {  // a C1 control, such as a terminal's CSI
+      append_escape(out, static_cast<unsigned char>(text[1]));
+    } else {
+      out += text.substr(0, length);
+    }
+    text.remove_prefix(length ? length : 1);
+  }
+  out += '"';
+}
+
+RequestParser::RequestParser(std::uint64_t max_body, std::uint32_t max_header) : max_body_(max_body) {
+  body_limit(max_body);
+  header_limit(max_header);
+}
+
+Result<std::size_t> RequestParser::take(std::string_view bytes) {
+  boost::beast::error_code ec;
+  const std::size_t taken = put(boost::asio::buffer(bytes), ec);
+  if (!ec || ec == http::error::need_more) return taken;
+  if (error_) return *error_;
+  if (ec == http::error::body_limit) return Error{Code::too_large, "the body is over the limit"};
+  if (ec == http::error::header_limit) return Error{Code::invalid, "the head is over the limit"};
+  return Error{Code::invalid, sentence_of(ec)};
+}
+
+void RequestParser::on_request_impl(http::verb verb, Text, Text target, int version, Fault&) {
+  head_.verb = verb == http::verb::get    ? Verb::get
+               : verb == http::verb::post ? Verb::post
+               : verb == http::verb::head ? Verb::head
+                                          : Verb::other;
+  head_.target = path_of(target);
+  head_.http_1_0 = version == 10;
+}
+
+void RequestParser::on_field_impl(http::field field, Text name, Text value, Fault& ec) {
+  if (is_header_done()) return;  // a trailer
+  if (field == http::field::unknown) return other_field(name, value);
+  if (field == http::field::transfer_encoding && !iequals(value, "chunked")) {
+    return refuse(Code::unimplemented, "only Transfer-Encoding: chunked is implemented", ec);
+  }
+  known_field(field, value);
+}
+
+void RequestParser::known_field(http::field field, std::string_view value) {
+  switch (field) {
+    case http::field::content_type:
+      head_.content_type = value;
+      break;
+    case http::field::content_encoding:
+      head_.content_encoding = value;
+      break;
+    case http::field::accept:
+      head_.accept = value;
+      break;
+    case http::field::authorization:
+      head_.authorization = value;
+      break;
+    case http::field::expect:
+      head_.expects_continue = iequals(value, "100-continue");
+      break;
+    default:
+      break;
+  }
+}
+
+void RequestParser::other_field(std::string_view name, std::string_view value) {
+  constexpr std::uint64_t never = ~0ULL;  // what is no number is refused later, by its range
+  if (iequals(name, "Inference-Header-Content-Length")) {
+    head_.json_length = decimal(value).value_or(never);
+  } else if (iequals(name, "x-mctl-timeout-ms")) {
+    head_.timeout_ms = decimal(value).value_or(never);
+  } else if (iequals(name, "x-request-id") && value.size() <= kMaxId && printable(value)) {
+    head_.request_id = value;
+  }
+}
+
+void RequestParser::on_header_impl(Fault&) {
+  head_.keep_alive = keep_alive();
+  if (const auto length = content_length()) head_.content_length = *length;
+  if (chunked()) body_limit(boost::none);  // Beast takes a chunk's size off it anew whenever its line comes in pieces
+}
+
+void RequestParser::on_chunk_header_impl(std::uint64_t size, Text, Fault& ec) {
+  if (size > max_body_ - chunks_.size()) refuse(Code::too_large, "the body is over the limit", ec);
+}
+
+std::size_t RequestParser::on_chunk_body_impl(std::uint64_t, Text body, Fault&) {
+  chunks_ += body;
+  return body.size();
+}
+
+void RequestParser::refuse(Code code, std::string text, Fault& ec) {
+  error_ = Error{code, std::move(text)};
+  ec = boost::system::errc::make_error_code(boost::system::errc::invalid_argument);
+}
+
+}  // namespace mctl

@@ -1,0 +1,143 @@
+// The engine: requests queue, the policy forms batches, workers run them, answers are cut out. One thread, no locks.
+#pragma once
+
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/metrics.h"
+#include "engine/pace.h"
+#include "engine/packing.h"
+#include "engine/policy.h"
+#include "engine/shares.h"
+#include "format/lookup.h"
+#include "pool/supervisor.h"
+
+namespace mctl {
+
+std::int64_t now_ns();  // CLOCK_MONOTONIC
+
+// One inference request. `inputs` have to stay until it is finished.
+struct Call {
+  virtual ~Call() = default;
+  // Exactly once: `error`, or nullptr with `outputs`, which can be read until this returns.
+  virtual void finished(const Error* error) = 0;
+
+  std::vector<std::span<const std::byte>> inputs;  // in the contract's order
+  DimSizes dims;
+  std::int64_t rows = 1, arrival_ns = 0, deadline_ns = 0;
+  Client client = 0;
+  bool deadline_stated = false;  // by the client; not the default
+
+  std::vector<OutputView> outputs;
+  std::int64_t queue_ns = 0, compute_ns = 0, batch_rows = 0;
+  std::string bucket, variant;
+
+  // The batcher's own.
+  bool over = false;  // it was answered, or nobody waits for it
+  std::int64_t rows_left = 0;
+  std::vector<std::vector<std::byte>> storage;  // of outputs that don't lie in one piece in a slot
+};
+
+class Batcher {
+ public:
+  Batcher(boost::asio::io_context& io, const Manifest& manifest, const Lookup& lookup, Packing& packing,
+          BatchSettings settings, std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
+
+  // Code::unavailable if the queue has no room for so many rows of a client: can be asked before a request is read.
+  Status admit(Client client, std::int64_t rows);
+  // Asks that first; Code::unavailable also if it would be answered too late.
+  Status submit(std::shared_ptr<Call> call);
+  // What batches of these sizes are known to take beforehand, in microseconds.
+  void seed(std::span<const std::pair<DimSizes, std::int64_t>> costs);
+  bool cancel(Call& call);  // takes it out of the queue; false if it runs already
+
+  // Supervisor's events.
+  void rang(std::size_t worker);
+  void died(std::size_t worker);
+  void changed();
+
+  void drain();
+  bool idle() const { return queue_.empty() && inflight_ == 0; }
+  std::int64_t waiting() const { return pace_.rows(); }
+  std::int64_t inflight() const { return inflight_; }
+  std::int64_t limit() const { return pace_.limit(); }
+  std::int64_t expected_wait_us() { return pace_.wait_us(free_after_us()); }
+  const BatchSettings& settings() const { return settings_; }
+
+ private:
+  struct Batch {
+    std::vector<Waiting> requests;
+    DimSizes sizes;
+    BatchFacts facts;
+    Formed formed;
+    std::string variant;
+    std::int64_t filling_ns = 0;  // how long it took to write it into its slot
+    std::int64_t since_ns = 0;    // since when the worker has nothing else to do
+    bool done = false, begun = false;
+  };
+  struct Slots {
+    std::array<std::optional<Batch>, kSlots> held;
+    int next = 0;  // they are used in turn
+    std::optional<Ran> last;
+  };
+  struct Place {
+    std::size_t worker;
+    int slot;
+  };
+
+  Status in_time(const Call& call, const std::string& key, std::size_t kind);
+  std::span<std::int64_t> free_after_us();
+  bool runs_first(const Slots& slots, int slot) const;
+  void schedule();
+  void look();
+  Error full() const;
+  bool make_room(std::int64_t rows);
+  void enqueue(Waiting request);
+  void dispatch();
+  std::optional<Place> place(bool busy) const;
+  void start(Place place, const Decision& decision);
+  bool fill(Place place, Batch& batch);
+  void note_begin(Place place, Batch& batch);
+  void finish(Place place);
+  void learn(Place place, const Batch& batch, std::int64_t compute_ns);
+  bool answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
+  Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
+  void retry(Batch batch, bool blamed);
+  void end(Call& call, const Error& error);
+  bool leave_queue(const Call& call);
+  void expire_waiting(std::int64_t now);
+  void wake_at(std::int64_t at_ns);
+  void on_timer();
+  bool expire_running(Place place, Batch& batch, std::int64_t now);
+  void watch(std::size_t worker, std::int64_t now);
+
+  boost::asio::io_context& io_;
+  const Manifest& manifest_;
+  const Lookup& lookup_;
+  Packing& packing_;
+  const BatchSettings settings_;
+  const std::chrono::nanoseconds worker_timeout_;
+  Supervisor& supervisor_;
+  Metrics& metrics_;
+  boost::asio::steady_timer timer_;
+  std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
+  Queue queue_;
+  Shares shares_;
+  Pace pace_;
+  std::int64_t inflight_ = 0;  // batches
+  std::int64_t fresh_ = 0;     // rows that came since the last dispatch
+  std::vector<Slots> slots_;
+  std::vector<std::int64_t> free_after_us_, waits_us_;  // kept for their memory
+  bool warm_ = false, scheduled_ = false, draining_ = false;
+  std::uint64_t retries_ = 0;
+};
+
+}  // namespace mctl

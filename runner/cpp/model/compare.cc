@@ -1,0 +1,130 @@
+#include "model/compare.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace mctl {
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Brain {
+  std::uint16_t bits;
+};
+
+template <class T>
+double real(T value) {
+  return static_cast<double>(value);
+}
+
+// IEEE 754 binary16.
+double real(Half value) {
+  const int exponent = value.bits >> 10 & 31;
+  const int fraction = value.bits & 1023;
+  double size = std::ldexp(exponent == 0 ? fraction : fraction + 1024, (exponent == 0 ? 1 : exponent) - 25);
+  if (exponent == 31)
+    size = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  return value.bits >> 15 ? -size : size;
+}
+
+// The upper half of a binary32.
+double real(Brain value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
+
+template <class T>
+T element(std::span<const std::byte> data, std::size_t index) {
+  T value;
+  std::memcpy(&value, data.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+std::string told(std::size_t index, const std::string& got, const std::string& wanted) {
+  return "element " + std::to_string(index) + " is " + got + ", eager gave " + wanted;
+}
+
+template <class T>
+std::string integer_difference(std::span<const std::byte> got, std::span<const std::byte> wanted, Tolerance tolerance) {
+  for (std::size_t i = 0; i < wanted.size() / sizeof(T); ++i) {
+    const T a = element<T>(got, i), b = element<T>(wanted, i);
+    // Their distance is exact in 64 bits without a sign, as their doubles are not.
+    const std::uint64_t apart = a > b ? std::uint64_t(a) - std::uint64_t(b) : std::uint64_t(b) - std::uint64_t(a);
+    if (static_cast<double>(apart) > tolerance.atol + tolerance.rtol * std::abs(static_cast<double>(b)))
+      return told(i, std::to_string(a), std::to_string(b));
+  }
+  return {};
+}
+
+template <class T>
+double mean_size(std::span<const std::byte> data) {
+  double sum = 0, count = 0;
+  for (std::size_t i = 0; i < data.size() / sizeof(T); ++i) {
+    const double value = real(element<T>(data, i));
+    if (std::isfinite(value)) sum += std::abs(value), ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+// By how many times two numbers are further apart than allowed; 1 or less: they are not.
+double excess(double got, double wanted, double allowed) {
+  if (got == wanted || (std::isnan(got) && std::isnan(wanted))) return 0;
+  const double times = std::abs(got - wanted) / allowed;
+  return std::isfinite(got) && std::isfinite(wanted) && std::isfinite(times) ? times : HUGE_VAL;
+}
+
+template <class T>
+std::string float_difference(std::span<const std::byte> got, std::span<const std::byte> wanted, Tolerance tolerance,
+                             double floor) {
+  const double mean = mean_size<T>(wanted);
+  double worst = 1;
+  std::string text;
+  for (std::size_t i = 0; i < wanted.size() / sizeof(T); ++i) {
+    const double a = real(element<T>(got, i)), b = real(element<T>(wanted, i));
+    const double direct = tolerance.atol + tolerance.rtol * std::abs(b);
+    const double times = excess(a, b, std::max(direct, floor * (std::abs(b) + mean)));
+    if (times <= worst) continue;
+    worst = times;
+    text = told(i, std::to_string(a), std::to_string(b));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string difference(Dtype dtype, std::span<const std::byte> got, std::span<const std::byte> wanted,
+                       Tolerance tolerance) {
+  if (got.size() != wanted.size()) return "it has another size than eager's";
+  switch (dtype) {
+    case Dtype::boolean:
+    case Dtype::u8:
+      return integer_difference<std::uint8_t>(got, wanted, tolerance);
+    case Dtype::u16:
+      return integer_difference<std::uint16_t>(got, wanted, tolerance);
+    case Dtype::u32:
+      return integer_difference<std::uint32_t>(got, wanted, tolerance);
+    case Dtype::u64:
+      return integer_difference<std::uint64_t>(got, wanted, tolerance);
+    case Dtype::i8:
+      return integer_difference<std::int8_t>(got, wanted, tolerance);
+    case Dtype::i16:
+      return integer_difference<std::int16_t>(got, wanted, tolerance);
+    case Dtype::i32:
+      return integer_difference<std::int32_t>(got, wanted, tolerance);
+    case Dtype::i64:
+      return integer_difference<std::int64_t>(got, wanted, tolerance);
+    case Dtype::f16:
+      return float_difference<Half>(got, wanted, tolerance, 1e-3);
+    case Dtype::bf16:
+      return float_difference<Brain>(got, wanted, tolerance, 8e-3);
+    case Dtype::f32:
+      return float_difference<float>(got, wanted, tolerance, 1e-5);
+    case Dtype::f64:
+      return float_difference<double>(got, wanted, tolerance, 0);
+  }
+  return "it has a dtype that is not known";
+}
+
+}  // namespace mctl

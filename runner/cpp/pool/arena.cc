@@ -1,0 +1,164 @@
+#include "pool/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "model/unnamed_file.h"
+
+namespace mctl {
+namespace {
+
+static_assert(std::atomic<Phase>::is_always_lock_free && std::atomic<SlotPhase>::is_always_lock_free,
+              "two processes share them");
+
+constexpr std::size_t kPage = 4096;
+
+Error no_room(const std::string& why) {
+  return {Code::host, "no room for the model's largest batch: " + why + "; choose a smaller `--max-batch-size`"};
+}
+
+// Takes pages now: one that is not there when it is touched ends the process.
+Status take_pages(int fd, std::size_t offset, std::size_t bytes) {
+  int error;
+  do error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  while (error == EINTR);
+  if (error != 0) return no_room(std::strerror(error));
+  return Done{};
+}
+
+constexpr std::size_t kHeader = (sizeof(WorkerState) + kPage - 1) / kPage * kPage;
+
+// Adds `bytes`, rounded up to pages, to `total`.
+bool grow(std::size_t& total, std::size_t bytes) {
+  std::size_t rounded;
+  if (__builtin_add_overflow(bytes, kPage - 1, &rounded)) return false;
+  return !__builtin_add_overflow(total, rounded / kPage * kPage, &total);
+}
+
+}  // namespace
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, size_);
+  if (fd_ >= 0) close(fd_);
+}
+
+void Arena::swap(Arena& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(base_, other.base_);
+  std::swap(size_, other.size_);
+  std::swap(slot_bytes_, other.slot_bytes_);
+  std::swap(inputs_, other.inputs_);
+  std::swap(outputs_, other.outputs_);
+  std::swap(folder_, other.folder_);
+}
+
+Status Arena::lay_out(const Contract& contract, std::optional<std::int64_t> max_rows) {
+  std::vector<Dim> dims = contract.dims;
+  if (max_rows && contract.batch_dim)
+    dims[*contract.batch_dim].max = std::max(*max_rows, dims[*contract.batch_dim].min);
+  bool fits = grow(slot_bytes_, sizeof(SlotState));
+  const auto place = [&](const std::vector<Tensor>& tensors, std::vector<Area>& areas) -> Status {
+    for (const Tensor& tensor : tensors) {
+      const auto bytes = capacity_of(tensor, dims);
+      if (!bytes) return no_room(bytes.error().text);
+      areas.push_back({slot_bytes_, *bytes, {}});
+      fits = fits && grow(slot_bytes_, *bytes);
+    }
+    return Done{};
+  };
+  if (auto placed = place(contract.inputs, inputs_); !placed) return placed;
+  if (auto placed = place(contract.outputs, outputs_); !placed) return placed;
+  size_ = kHeader;
+  for (int slot = 0; slot < kSlots; ++slot) fits = fits && grow(size_, slot_bytes_);
+  if (!fits || size_ > PTRDIFF_MAX) return no_room("it has more bytes than 63 bits can count");
+  return Done{};
+}
+
+Status Arena::map() {
+  void* base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  if (base == MAP_FAILED) return no_room(std::strerror(errno));
+  base_ = static_cast<std::byte*>(base);
+  return Done{};
+}
+
+// Sealed, so that a worker cannot cut it and kill the front with a page that is not there. In a folder, where there are
+// no seals, all pages are taken: its disk may be small.
+Status Arena::set_size(const UnnamedFile& file) const {
+  if (ftruncate(file.fd, static_cast<off_t>(size_)) != 0) return Error{Code::host, std::strerror(errno)};
+  if (!file.folder.empty()) return take_pages(file.fd, 0, size_);
+  if (fcntl(file.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return Error{Code::host, std::strerror(errno)};
+  if (auto taken = take_pages(file.fd, 0, kHeader); !taken) return taken;
+  for (int slot = 0; slot < kSlots; ++slot)
+    if (auto taken = take_pages(file.fd, slot_offset(slot), sizeof(SlotState)); !taken) return taken;
+  return Done{};
+}
+
+Status Arena::reserve(int slot, const Contract& contract, const DimSizes& dims) {
+  if (auto done = reserve(slot, contract.inputs, inputs_, dims); !done) return done;
+  return reserve(slot, contract.outputs, outputs_, dims);
+}
+
+Status Arena::reserve(int slot, const std::vector<Tensor>& tensors, std::vector<Area>& areas, const DimSizes& dims) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto bytes = bytes_of(tensors[i], dims);
+    if (!bytes) return bytes.error();
+    std::size_t& reserved = areas[i].reserved[slot];
+    if (*bytes <= reserved) continue;
+    if (auto taken = take_pages(fd_, slot_offset(slot) + areas[i].offset + reserved, *bytes - reserved); !taken)
+      return taken;
+    reserved = *bytes;
+  }
+  return Done{};
+}
+
+Result<Arena> Arena::create(const Contract& contract, std::optional<std::int64_t> max_rows) {
+  Arena arena;
+  if (auto laid = arena.lay_out(contract, max_rows); !laid) return laid.error();
+  const auto file = unnamed_file("mctl-arena", [&](const UnnamedFile& made) { return arena.set_size(made); });
+  if (!file) return no_room(file.error().text);
+  arena.fd_ = file->fd;
+  arena.folder_ = file->folder;
+  if (auto mapped = arena.map(); !mapped) return mapped.error();
+  arena.worker().max_rows = max_rows.value_or(0);
+  return arena;
+}
+
+Result<Arena> Arena::attach(int fd, const Contract& contract) {
+  Arena arena;
+  arena.fd_ = fd;
+  std::int64_t max_rows = 0;
+  static_assert(offsetof(WorkerState, max_rows) == 0);
+  if (pread(fd, &max_rows, sizeof max_rows, 0) != sizeof max_rows) return no_room(std::strerror(errno));
+  const auto rows = max_rows > 0 ? std::optional(max_rows) : std::nullopt;
+  if (auto laid = arena.lay_out(contract, rows); !laid) return laid.error();
+  struct stat status;
+  if (fstat(fd, &status) != 0 || static_cast<std::size_t>(status.st_size) != arena.size_)
+    return Error{Code::internal, "the arena was made for another contract"};
+  if (auto mapped = arena.map(); !mapped) return mapped.error();
+  return arena;
+}
+
+std::size_t Arena::slot_offset(int slot) const { return kHeader + static_cast<std::size_t>(slot) * slot_bytes_; }
+
+std::byte* Arena::slot_base(int slot) const { return base_ + slot_offset(slot); }
+
+WorkerState& Arena::worker() { return *reinterpret_cast<WorkerState*>(base_); }
+
+SlotState& Arena::slot(int index) { return *reinterpret_cast<SlotState*>(slot_base(index)); }
+
+std::span<std::byte> Arena::input(int slot, std::size_t index) {
+  return {slot_base(slot) + inputs_[index].offset, inputs_[index].bytes};
+}
+
+std::span<std::byte> Arena::output(int slot, std::size_t index) {
+  return {slot_base(slot) + outputs_[index].offset, outputs_[index].bytes};
+}
+
+}  // namespace mctl

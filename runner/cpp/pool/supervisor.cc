@@ -1,0 +1,309 @@
+#include "pool/supervisor.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+namespace mctl {
+namespace {
+
+using namespace std::chrono_literals;
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr auto kFirstPause = 100ms, kLongestPause = 10000ms;
+constexpr std::chrono::hours kUnknown(24);
+
+std::string_view name_of(Phase phase) {
+  constexpr std::string_view names[] = {"starting", "verify", "load", "warmup", "golden", "ready", "failed"};
+  return names[static_cast<std::size_t>(phase)];
+}
+
+std::string text_of_end(int status) {
+  if (WIFSIGNALED(status)) {
+    return "signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
+  }
+  return "exit code " + std::to_string(WEXITSTATUS(status));
+}
+
+// Asio opens its sockets without close-on-exec.
+void close_from(int first) {
+  if (syscall(SYS_close_range, first, ~0U, 0) == 0) return;
+  const long end = sysconf(_SC_OPEN_MAX);
+  for (int fd = first; fd < end; ++fd) close(fd);
+}
+
+// What a new worker needs to know between fork and exec, where little is allowed: no memory may be taken.
+struct Launch {
+  std::array<int, 4> fds;
+  char* const* arguments;
+  pid_t front;
+  std::string oom_score;
+  WorkerState& state;  // tells the front what went wrong
+};
+
+[[noreturn]] void fail_launch(WorkerState& state, const char* what) {
+  std::snprintf(state.error, sizeof state.error, "cannot start a worker: %s: %s", what, std::strerror(errno));
+  state.code = static_cast<std::uint32_t>(Code::host);
+  state.phase.store(Phase::failed, std::memory_order_release);
+  _exit(1);
+}
+
+// A worker ends with the front, whatever way that goes, and not by signals that a terminal or a service manager sends
+// to all processes at once: the front drains first. Out of memory, the kernel ends a worker before the front.
+[[noreturn]] void become_worker(Launch launch) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launch.front) _exit(1);
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  signal(SIGPIPE, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto written = write(fd, launch.oom_score.data(), launch.oom_score.size());
+    close(fd);
+  }
+  for (int& fd : launch.fds) {
+    fd = fcntl(fd, F_DUPFD, kDoneFd + 1);
+    if (fd < 0) fail_launch(launch.state, "descriptors");
+  }
+  for (int i = 0; i < 4; ++i) {
+    if (dup2(launch.fds[i], kBundleFd + i) < 0) fail_launch(launch.state, "descriptors");
+  }
+  close_from(kDoneFd + 1);
+  execv("/proc/self/exe", launch.arguments);
+  fail_launch(launch.state, "/proc/self/exe");
+}
+
+// The front's score and a tenth of the machine's memory.
+std::string worker_oom_score() {
+  int score = 0;
+  std::ifstream("/proc/self/oom_score_adj") >> score;
+  return std::to_string(std::min(score + 100, 1000));
+}
+
+// Whether warming up runs the largest sizes: a dim without buckets is at its smallest then.
+bool warms_all(const Manifest& manifest) {
+  return std::ranges::all_of(manifest.contract.dims,
+                             [&](const Dim& dim) { return dim.min == dim.max || manifest.buckets.contains(dim.name); });
+}
+
+}  // namespace
+
+Supervisor::Supervisor(asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics)
+    : io_(io),
+      manifest_(manifest),
+      settings_(std::move(settings)),
+      metrics_(metrics),
+      children_(io),
+      workers_(settings_.instances) {
+  if (settings_.quick || !warms_all(manifest)) patience_ = kUnknown;
+}
+
+Supervisor::~Supervisor() {
+  for (Worker& worker : workers_) {
+    if (worker.pid > 0) {
+      ::kill(worker.pid, SIGKILL);
+      waitpid(worker.pid, nullptr, 0);
+    }
+    forget(worker);
+  }
+}
+
+Status Supervisor::start(Events events) {
+  events_ = std::move(events);
+  error_code ec;
+  children_.add(SIGCHLD, ec);
+  reap();
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (auto started = spawn(i); !started) return started.error();
+  }
+  return Done{};
+}
+
+Status Supervisor::spawn(std::size_t index) {
+  Worker& worker = workers_[index];
+  auto arena = Arena::create(manifest_.contract, settings_.max_rows);
+  if (!arena) return arena.error();
+  if (!arena->folder().empty()) note("note: memfd is forbidden here, batches go through `" + arena->folder() + "`");
+  worker.arena.emplace(*std::move(arena));
+  worker.wake_fd = eventfd(0, EFD_CLOEXEC);
+  const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const std::string threads = std::to_string(settings_.threads);
+  std::vector<std::string> words = {"mctl-runner", "worker", settings_.libtorch, threads};
+  if (!settings_.verify) words.push_back("--no-verify");
+  if (!settings_.sandbox) words.push_back("--no-sandbox");
+  if (was_ready_) words.push_back("--replaces");
+  if (settings_.quick) words.push_back("--quick");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const Launch launch{{settings_.bundle_fd, worker.arena->fd(), worker.wake_fd, done_fd},
+                      arguments.data(),
+                      getpid(),
+                      worker_oom_score(),
+                      worker.arena->worker()};
+  if (worker.wake_fd >= 0 && done_fd >= 0) worker.pid = fork();
+  if (worker.pid == 0) become_worker(launch);
+  if (worker.pid < 0) {
+    const std::string way_out = errno == EAGAIN ? "; raise the limit of processes (`ulimit -u`)" : "";
+    const Error error{Code::host, std::string("cannot start a worker: ") + std::strerror(errno) + way_out};
+    if (done_fd >= 0) ::close(done_fd);
+    forget(worker);
+    return error;
+  }
+  worker.phase = Phase::starting;
+  worker.bell = std::make_unique<asio::posix::stream_descriptor>(io_, done_fd);
+  listen(index);
+  return Done{};
+}
+
+void Supervisor::listen(std::size_t index) {
+  workers_[index].bell->async_wait(asio::posix::stream_descriptor::wait_read, [this, index](error_code ec) {
+    if (!ec) on_bell(index);
+  });
+}
+
+void Supervisor::on_bell(std::size_t index) {
+  Worker& worker = workers_[index];
+  std::uint64_t rings;
+  if (read(worker.bell->native_handle(), &rings, sizeof rings) < 0) return;
+  worker.live ? events_.rang(index) : on_phase(index);
+  listen(index);
+}
+
+void Supervisor::on_phase(std::size_t index) {
+  Worker& worker = workers_[index];
+  WorkerState& state = worker.arena->worker();
+  worker.phase = state.phase.load(std::memory_order_acquire);
+  if (worker.phase == Phase::failed) {
+    state.error[sizeof state.error - 1] = 0;
+    last_error_ = state.error;
+    if (!was_ready_) events_.hopeless({static_cast<Code>(state.code), last_error_});
+  }
+  if (worker.phase != Phase::ready) return;
+  worker.live = true;
+  state.note[sizeof state.note - 1] = 0;
+  note(state.note);
+  if (was_ready_) events_.noted("note: a worker is ready again");
+  metrics_.loaded(state.seconds);
+  patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * state.seconds[2])));
+  was_ready_ = was_ready_ || std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
+  events_.changed();
+}
+
+// Once, not for each worker.
+void Supervisor::note(const std::string& text) {
+  if (!text.empty() && notes_.insert(text).second) events_.noted(text);
+}
+
+void Supervisor::ring(std::size_t worker) {
+  const std::uint64_t one = 1;
+  if (write(workers_[worker].wake_fd, &one, sizeof one) < 0) kill(worker, "crash");
+}
+
+void Supervisor::proved(std::size_t worker) { workers_[worker].pause = 0ms; }
+
+void Supervisor::kill(std::size_t index, const std::string& reason) {
+  Worker& worker = workers_[index];
+  if (worker.pid <= 0) return;
+  worker.reason = reason;
+  ::kill(worker.pid, SIGKILL);
+}
+
+// --- death
+// ------------------------------------------------------------------------------------------------------------
+
+void Supervisor::reap() {
+  children_.async_wait([this](error_code ec, int) {
+    if (ec) return;
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      int status = 0;
+      rusage use{};
+      if (workers_[i].pid <= 0 || wait4(workers_[i].pid, &status, WNOHANG, &use) != workers_[i].pid) continue;
+      const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * t.tv_usec; };
+      metrics_.worker_ended(seconds(use.ru_utime) + seconds(use.ru_stime));
+      on_death(i, status);
+    }
+    reap();
+  });
+}
+
+void Supervisor::on_death(std::size_t index, int status) {
+  Worker& worker = workers_[index];
+  const bool was_live = worker.live;
+  if (!was_live && worker.phase != Phase::failed) on_phase(index);  // it may have said why
+  if (worker.phase != Phase::failed) {
+    last_error_ = worker.reason == "stuck" ? "a worker was stuck" : "a worker ended by " + text_of_end(status);
+    if (!was_live) last_error_ += " in phase " + std::string(name_of(worker.phase));
+    if (!was_ready_) return events_.hopeless({Code::host, last_error_});
+  }
+  if (!was_ready_) return;
+  worker.live = false;
+  metrics_.restarted(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
+  if (was_live) events_.died(index);
+  forget(worker);
+  restart_later(index);
+  events_.noted("warning: " + last_error_ + ", another one starts in " + std::to_string(worker.pause.count()) + " ms");
+  events_.changed();
+}
+
+void Supervisor::restart_later(std::size_t index) {
+  Worker& worker = workers_[index];
+  worker.pause = std::clamp<std::chrono::milliseconds>(2 * worker.pause, kFirstPause, kLongestPause);
+  worker.restart = std::make_unique<asio::steady_timer>(io_, worker.pause);
+  worker.restart->async_wait([this, index](error_code ec) {
+    if (ec) return;
+    if (auto started = spawn(index); !started) {
+      last_error_ = started.error().text;
+      restart_later(index);
+    }
+  });
+}
+
+void Supervisor::forget(Worker& worker) {
+  worker.pid = -1;
+  worker.live = false;
+  worker.reason.clear();
+  worker.bell.reset();
+  worker.arena.reset();
+  if (worker.wake_fd >= 0) ::close(worker.wake_fd);
+  worker.wake_fd = -1;
+}
+
+// --- what is going on
+// -------------------------------------------------------------------------------------------------
+
+bool Supervisor::ready() const {
+  return was_ready_ && std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
+}
+
+std::string Supervisor::why_not() const {
+  if (was_ready_) return "no live worker: " + last_error_ + ", a new one is on its way";
+  const auto slowest = std::min_element(workers_.begin(), workers_.end(),
+                                        [](const Worker& a, const Worker& b) { return a.phase < b.phase; });
+  return "loading: " + std::string(slowest == workers_.end() ? "starting" : name_of(slowest->phase));
+}
+
+std::vector<pid_t> Supervisor::pids() const {
+  std::vector<pid_t> pids;
+  for (const Worker& worker : workers_) {
+    if (worker.pid > 0) pids.push_back(worker.pid);
+  }
+  return pids;
+}
+
+}  // namespace mctl

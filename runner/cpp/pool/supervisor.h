@@ -1,0 +1,104 @@
+// The workers' lives: starts them, says what they are doing, replaces those that die or hang.
+#pragma once
+
+#include <sys/types.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/metrics.h"
+#include "format/manifest.h"
+#include "format/result.h"
+#include "pool/arena.h"
+
+namespace mctl {
+
+struct WorkerSettings {
+  std::size_t instances = 1;
+  int bundle_fd = -1;
+  std::string libtorch;
+  std::int64_t threads = 1;
+  bool verify = true, sandbox = true, quick = false;
+  std::optional<std::int64_t> max_rows;  // of a batch, padding included
+};
+
+class Supervisor {
+ public:
+  // What happens to workers, by their index.
+  struct Events {
+    std::function<void(std::size_t)> rang;          // slots of a live worker may have finished
+    std::function<void(std::size_t)> died;          // its arena can still be read, until this returns
+    std::function<void()> changed;                  // ready, or not
+    std::function<void(const Error&)> hopeless;     // no worker can start; before the first was ready
+    std::function<void(const std::string&)> noted;  // what a worker has to tell the operator
+  };
+
+  Supervisor(boost::asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics);
+  ~Supervisor();
+
+  Status start(Events events);
+  std::size_t size() const { return workers_.size(); }
+  bool live(std::size_t worker) const { return workers_[worker].live; }
+  Arena& arena(std::size_t worker) { return *workers_[worker].arena; }
+  void ring(std::size_t worker);                             // a slot of its arena is ready
+  void proved(std::size_t worker);                           // it finished a batch: restarts no longer back off
+  void kill(std::size_t worker, const std::string& reason);  // it will die
+
+  // All workers at first, then any.
+  bool ready() const;
+  std::string why_not() const;
+  std::vector<pid_t> pids() const;
+  // How long a batch may surely take: twice what all buckets took to warm up, at least a second. After a quick start,
+  // or if a dim without buckets was at its smallest then, nobody knows.
+  std::chrono::nanoseconds patience() const { return patience_; }
+
+ private:
+  struct Worker {
+    pid_t pid = -1;
+    bool live = false;
+    std::optional<Arena> arena;
+    int wake_fd = -1;
+    std::unique_ptr<boost::asio::posix::stream_descriptor> bell;  // the worker's end is its done_fd
+    std::unique_ptr<boost::asio::steady_timer> restart;
+    std::chrono::milliseconds pause{0};
+    std::string reason;  // why it was killed, if it was
+    Phase phase = Phase::starting;
+  };
+
+  Status spawn(std::size_t index);
+  void note(const std::string& text);
+  void listen(std::size_t index);
+  void on_bell(std::size_t index);
+  void on_phase(std::size_t index);
+  void reap();
+  void on_death(std::size_t index, int status);
+  void restart_later(std::size_t index);
+  void forget(Worker& worker);
+
+  boost::asio::io_context& io_;
+  const Manifest& manifest_;
+  const WorkerSettings settings_;
+  Metrics& metrics_;
+  Events events_;
+  boost::asio::signal_set children_;
+  std::vector<Worker> workers_;
+  bool was_ready_ = false;
+  std::string last_error_;
+  std::set<std::string> notes_;
+  std::chrono::nanoseconds patience_ = std::chrono::seconds(1);
+};
+
+// The numbers that a worker's descriptors have.
+constexpr int kBundleFd = 3, kArenaFd = 4, kWakeFd = 5, kDoneFd = 6;
+
+}  // namespace mctl

@@ -1,0 +1,279 @@
+"""What stands between a program and its bundle: it is compiled, checked, and only then written."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from ..aoti.compiler import Built, CompileOptions, Staged, Standalone, Stats, compile_program
+from ..aoti.target import require_runs_here
+from ..aoti.workspace import require_space
+from ..bundle_format import archive as archives
+from ..bundle_format import host, interface
+from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
+from ..bundle_format.layout import REPORT
+from ..bundle_format.manifest import Manifest, Tolerance
+from ..export.program import ExportReport, ExportRequest, export_model, load_program
+from ..parity.check import Progress, examine
+from ..parity.report import Report, fair_tolerances, to_json
+from ..parity.runs import Compiled
+from ..parity.truth import Truth, exported, live
+from ..runner import native
+from . import slowdown
+from .tune import TuneOptions, tune
+
+_HELP = "write that part of the model with other operators"
+
+NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
+
+
+class FailedError(ParityError):
+    """The bundle was not written; `report` says why."""
+
+    def __init__(self, report: Report, hint: str | None = None) -> None:
+        first = report.failures[0]
+        text = f"the bundle was not written: {first.verdict} in `{first.case}`"
+        super().__init__(text, hint or first.advice)
+        self.report = report
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A bundle that was written. `report` is None where parity was skipped, `export` where a program was given."""
+
+    path: Path
+    manifest: Manifest
+    size: int  # bytes
+    stats: Stats
+    report: Report | None
+    export: ExportReport | None = None
+
+
+def compile_checked(
+    program_path: Path,
+    output: Path,
+    options: CompileOptions,
+    *,
+    tuning: TuneOptions = TuneOptions(),  # noqa: B008
+    parity: bool = True,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    seed: int = 0,
+    progress: Progress,
+    truth: Callable[[Manifest], Truth] | None = None,
+) -> Made:
+    """Compiles a program, checks the bundle, and writes it whole or not at all.
+
+    It is compared with the exported program run by torch, or with `truth`. A model whose rows depend on each other
+    loses its batch dim, and says so. FailedError (with the report) where the compiled model is another; CompileError.
+    """
+    _require_folder(output)
+    if parity:
+        require_runs_here(options.target)
+    if program_path.is_file():  # with parity, there is a second bundle for a while
+        size = program_path.stat().st_size * (2 if parity else 1)
+        require_space(output.resolve().parent, size, "free some space, or choose another place with `-o`")
+    with compile_program(program_path, options, progress) as staged:
+        if options.standalone:
+            _without_libtorch(staged, options.standalone, progress)
+        if staged.manifest.standalone:
+            slowdown.settle(staged, options, tuning.measured_threads, progress)
+        gate = None
+        if parity:
+            found = (truth or _from(program_path))(staged.manifest)
+            gate = _Gate(staged, output, found, tolerance or {}, seed, options.standalone, progress)
+        if tuning.level != "none":
+            require_runs_here(options.target)
+            tune(staged, tuning, gate.fault_of if gate else lambda _: "", progress)
+        report = gate.checked() if gate else None
+        manifest = _write(staged, output, report, tolerance or {})
+        return Made(output, manifest, output.stat().st_size, staged.stats, report)
+
+
+def build(
+    request: ExportRequest,
+    output: Path,
+    options: CompileOptions,
+    *,
+    tuning: TuneOptions = TuneOptions(),  # noqa: B008
+    tolerance: Mapping[str, Tolerance] | None = None,
+    progress: Progress,
+) -> Made:
+    """Export, compile, and parity against the live eager model; `request.output` is not used."""
+    _require_folder(output)
+    with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="mctl-build-") as folder:
+        program = Path(folder) / "program.pt2"
+        report = export_model(replace(request, output=program), progress)
+
+        def eager(manifest: Manifest) -> Truth:
+            return live(request.spec, request.weights, manifest)
+
+        made = compile_checked(
+            program,
+            output,
+            options,
+            tuning=tuning,
+            tolerance=tolerance,
+            seed=request.seed,
+            progress=progress,
+            truth=eager,
+        )
+        return replace(made, export=report)
+
+
+def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) -> None:
+    """Marks a bundle that mctl's shim has everything for. CompileError, or with "auto" a note, where it has not."""
+    native.find_runner(progress)  # a checkout builds the shim with it
+    shim = host.find_shim()
+    if shim is None:
+        raise HostError("this installation of mctl has no shim to check the bundle with", "install a wheel of mctl")
+    missing = host.shim_lacks(shim, staged.stats.imports.torch)
+    if not missing:
+        staged.manifest = msgspec.structs.replace(staged.manifest, standalone=True)
+        torch = staged.manifest.producer.torch
+        if not torch.startswith(tuple(f"{version}." for version in host.SHIM_TESTED)):
+            staged.note(f"compiled by torch {torch}; mctl's shim was tested with {' and '.join(host.SHIM_TESTED)}")
+        return
+    text = f"the compiled model needs libtorch for {', '.join(_called(name, staged.stats) for name in missing)}"
+    if wanted == "yes":
+        raise CompileError(text, f"{_HELP}, or keep libtorch with `--standalone=auto`")
+    progress(f"not standalone: {text}")
+    staged.note(f"not standalone: {text}")
+
+
+def _called(symbol: str, stats: Stats) -> str:
+    name = interface.operator(symbol) or symbol
+    return interface.with_callers(name, stats.callers.get(name, ()))
+
+
+def _require_folder(output: Path) -> None:
+    """Said before minutes of compiling, not after."""
+    folder = output.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write `{output}`: there is no folder `{folder}`")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write `{output}`: its folder is read-only", "choose another place with `-o`")
+
+
+def _from(program_path: Path) -> Callable[[Manifest], Truth]:
+    return lambda _: exported(load_program(program_path))
+
+
+@dataclass(slots=True)
+class _Gate:
+    """Holds the parts of a bundle against the truth, at a temporary path beside `output`."""
+
+    staged: Staged
+    output: Path
+    truth: Truth
+    tolerance: Mapping[str, Tolerance]
+    seed: int
+    standalone: Standalone
+    progress: Progress
+
+    def checked(self) -> Report:
+        """The report of a bundle that passes. Where only its other variants do not, they go, and a note says so; where
+        it does not without libtorch, it keeps that, if "auto" was asked for.
+        """
+        report = self._examine()
+        if not report.ok and len(self.staged.manifest.variants) > 1:
+            fault = _fault(report)
+            self.staged.choose([self.staged.base])
+            notes = (*self.staged.manifest.notes, f"all variants but one were dropped: together, {fault}")
+            self.staged.manifest = msgspec.structs.replace(self.staged.manifest, curve=(), notes=notes)
+            report = self._examine()
+        if not report.ok and self.staged.manifest.standalone:
+            report = self._with_libtorch(report)
+        if not report.ok:
+            raise FailedError(report)
+        return report
+
+    def _with_libtorch(self, report: Report) -> Report:
+        """What the report is where the same code is called with libtorch; `report` again where that is no better."""
+        before = self.staged.manifest
+        notes = (note for note in before.notes if not note.startswith("standalone"))
+        self.staged.manifest = msgspec.structs.replace(before, standalone=False, notes=tuple(notes))
+        self.progress(f"without libtorch {_fault(report)}")
+        other = self._examine()
+        if not other.ok:
+            self.staged.manifest = before
+            return report
+        if self.standalone == "yes":
+            raise FailedError(report, "with libtorch the bundle passes: keep it with `--standalone=auto`")
+        detail = report.failures[0].detail
+        self.staged.note(f"not standalone: without libtorch {_fault(report)}{f': {detail}' if detail else ''}")
+        return other
+
+    def fault_of(self, variants: Sequence[Built]) -> str:
+        """Why the first of these is not the eager model where it covers; or ""."""
+        before = self.staged.manifest, self.staged.members
+        self.staged.choose(variants)
+        try:
+            report = self._examine(variants[0].recipe.dims or None)
+        finally:
+            self.staged.manifest, self.staged.members = before
+        return "" if report.ok else _fault(report)
+
+    def _examine(self, dims: dict[str, int] | None = None) -> Report:
+        with _beside(self.output) as path:
+            self.staged.write(path)
+            with archives.open_bundle(path) as archive, Compiled(path) as compiled:
+                self.progress("parity: loading the model")
+                report = examine(
+                    archive,
+                    compiled,
+                    self.truth,
+                    tolerance=self.tolerance,
+                    seed=self.seed,
+                    progress=lambda text: self.progress(f"parity: {text}"),
+                    find_batching=True,
+                    dims=dims,
+                )
+        return msgspec.structs.replace(report, file=self.output.name, digest="")  # of a file that is gone
+
+
+def _fault(report: Report) -> str:
+    first = report.failures[0]
+    return f"parity found {first.verdict} in `{first.case}`"
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    path = output.resolve().parent / f".{output.name[:200]}.{secrets.token_hex(6)}.checking"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(staged: Staged, output: Path, report: Report | None, given: Mapping[str, Tolerance]) -> Manifest:
+    if report is None:
+        manifest = msgspec.structs.replace(staged.manifest, parity="skipped")
+        return archives.write(output, staged.top, staged.members, manifest)
+    manifest = _settled(staged.manifest, report, given)
+    return archives.write(output, staged.top, [*staged.members, (REPORT, to_json(report))], manifest)
+
+
+def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance]) -> Manifest:
+    """The manifest with what parity found: its verdict, batching, and tolerances that eager's own error asks for."""
+    contract, buckets, notes = manifest.contract, dict(manifest.buckets), list(manifest.notes)
+    if report.batchable is False and contract.batch_dim is not None:
+        buckets.pop(contract.batch_dim, None)
+        contract = msgspec.structs.replace(contract, batch_dim=None, batch_note=NOT_APART)
+        notes.append(f"not batchable: {NOT_APART}")
+    tolerances = {**manifest.tolerances, **given}
+    for name, wider in fair_tolerances(report.results).items():
+        tolerances[name] = wider
+        notes.append(f"tolerance of `{name}` is {wider.rtol:.1e},{wider.atol:.1e}: eager itself is that far from fp64")
+    return msgspec.structs.replace(
+        manifest,
+        contract=contract,
+        buckets=buckets,
+        tolerances=tolerances,
+        notes=tuple(notes),
+        parity="skipped" if report.verdict == "random" else "pass",
+    )
