@@ -17,16 +17,14 @@ import msgspec
 
 from . import kinds, zip_directory
 from . import manifest as manifests
-from .errors import BundleError, MctlError, UsageError, WrongKindError
+from .errors import BundleError, MctlError, NewerError, UsageError, WrongKindError
 from .files import atomic
 from .layout import (
     ALIGNMENT,
-    BUNDLE_SCHEMA,
     MANIFEST,
     MAX_MANIFEST,
     MAX_MEMBERS,
     MAX_REPORT,
-    PROGRAM_SCHEMA,
     path_fault,
 )
 from .manifest import Manifest, Member
@@ -106,6 +104,8 @@ class Archive:
         data = self.read(MANIFEST, MAX_MANIFEST)
         try:
             manifest = manifests.decode(data)
+        except NewerError as error:
+            raise NewerError(f"`{self.path}` {error.message}", error.hint) from error
         except BundleError as error:
             raise BundleError(f"`{self.path}` is damaged: {error.message}", error.hint or _AGAIN) from error
         self._compare(manifest)
@@ -126,7 +126,7 @@ class Archive:
     @property
     def kind(self) -> Literal["bundle", "program"]:
         """Which of the two the manifest is about."""
-        return "bundle" if self.manifest.schema == BUNDLE_SCHEMA else "program"
+        return self.manifest.kind
 
     @cached_property
     def digest(self) -> str:
@@ -155,19 +155,19 @@ class Archive:
 
 def open_bundle(path: str | Path) -> Archive:
     """An archive whose manifest is a bundle's; WrongKindError names what it is instead and what to do."""
-    return _open_as(path, BUNDLE_SCHEMA, "a bundle")
+    return _open_as(path, "bundle")
 
 
 def open_program(path: str | Path) -> Archive:
     """An archive whose manifest is a program's; WrongKindError names what it is instead and what to do."""
-    return _open_as(path, PROGRAM_SCHEMA, "a program")
+    return _open_as(path, "program")
 
 
-def _open_as(path: str | Path, schema: str, wanted: str) -> Archive:
-    archive = Archive.open(path, wanted)
+def _open_as(path: str | Path, kind: Literal["bundle", "program"]) -> Archive:
+    archive = Archive.open(path, f"a {kind}")
     try:
-        if archive.manifest.schema != schema:
-            raise wrong_kind(archive.path, kinds.identify(archive.path), wanted)
+        if archive.kind != kind:
+            raise wrong_kind(archive.path, kinds.identify(archive.path), f"a {kind}")
     except BaseException:
         archive.close()
         raise

@@ -5,6 +5,7 @@ MctlError
 ├── ExportError         the model cannot be exported                     exit 1
 ├── CompileError        the program cannot be compiled                   exit 1
 ├── BundleError         the file is damaged or breaks the format         exit 1
+│   ├── NewerError      the file is for another, mostly a newer mctl
 │   └── WrongKindError  the file is something else than what was asked for
 ├── HostError           this machine cannot run the bundle               exit 1
 ├── ContractError       inputs that the model's contract does not allow  exit 1
@@ -56,6 +57,10 @@ class CompileError(MctlError):
 
 class BundleError(MctlError):
     pass
+
+
+class NewerError(BundleError):
+    """Its message goes on after the file's name: "needs `x`, which …"."""
 
 
 class WrongKindError(BundleError):

@@ -11,12 +11,14 @@ import msgspec
 
 from . import contract as contracts
 from .contract import Contract, Strict, is_name
-from .errors import BundleError, ContractError
+from .errors import BundleError, ContractError, NewerError
 from .layout import (
     BUNDLE_SCHEMA,
     GOLDEN,
     MAX_JSON_DEPTH,
     MAX_MANIFEST,
+    NEEDING_SCHEMA,
+    NEEDS,
     PROGRAM_SCHEMA,
     VARIANTS,
     WEIGHTS,
@@ -158,9 +160,9 @@ class Tuning(Strict, frozen=True):
 
 
 class Manifest(Strict, frozen=True):
-    """Of a bundle (`mctl.bundle/1`) or a program (`mctl.program/1`, which has no target, buckets and variants)."""
+    """Of a bundle (`mctl.bundle/1`, or `/2` if it has `needs`) or a program (`mctl.program/1`: nothing compiled)."""
 
-    schema: Literal["mctl.bundle/1", "mctl.program/1"]
+    schema: Literal["mctl.bundle/1", "mctl.bundle/2", "mctl.program/1"]
     name: str
     version: str
     created: str  # ISO 8601, UTC
@@ -170,6 +172,7 @@ class Manifest(Strict, frozen=True):
     golden: tuple[Golden, ...]
     tolerances: dict[str, Tolerance]  # by output
     members: dict[str, Member]  # every member but the manifest itself
+    needs: tuple[str, ...] = ()  # what a reader has to know to run it: names of `layout.NEEDS`
     exporter: Producer | None = None  # what made the program, in a bundle
     target: Target | None = None
     # dim -> the sizes that are served exactly, ascending up to the dim's maximum
@@ -182,6 +185,16 @@ class Manifest(Strict, frozen=True):
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
     notes: tuple[str, ...] = ()  # what export or compile had to say
 
+    @property
+    def kind(self) -> Literal["bundle", "program"]:
+        return "program" if self.schema == PROGRAM_SCHEMA else "bundle"
+
+
+def needing(manifest: Manifest, need: str) -> Manifest:
+    """The manifest of a bundle that only a reader who knows `need` may run: that is `mctl.bundle/2`."""
+    needs = tuple(sorted({*manifest.needs, need}))
+    return msgspec.structs.replace(manifest, schema=NEEDING_SCHEMA, needs=needs)
+
 
 def encode(manifest: Manifest) -> bytes:
     """Readable JSON, the same bytes for the same manifest."""
@@ -189,15 +202,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """A sound manifest, or a BundleError that says which field is wrong."""
+    """A sound manifest, or a BundleError that says which field is wrong; NewerError where a newer mctl is needed."""
     if len(data) > MAX_MANIFEST:
         raise BundleError(f"the manifest has {len(data)} bytes, allowed {MAX_MANIFEST}")
     try:
         refuse_many_parts(data)
-        head = msgspec.json.decode(data, type=_Head)
-        if head.schema not in (BUNDLE_SCHEMA, PROGRAM_SCHEMA):
-            hint = "it was made by another version of mctl: use that one, or make the file again"
-            raise BundleError(f"unknown manifest schema `{head.schema[:64]}`", hint)
+        _check_head(msgspec.json.decode(data, type=_Head))
         manifest = msgspec.json.decode(data, type=Manifest)
         refuse_depth(manifest.preprocessing, depth=2)  # the one field whose depth its type does not fix
         refuse_ambiguity(data)
@@ -216,7 +226,26 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Head(msgspec.Struct):
+    """What is read first: a manifest with a need that is not known may hold anything else."""
+
     schema: str
+    needs: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    producer: Any = None
+
+
+def _check_head(head: _Head) -> None:
+    if head.schema not in (BUNDLE_SCHEMA, NEEDING_SCHEMA, PROGRAM_SCHEMA):
+        hint = "it was made by another version of mctl: use that one, or make the file again"
+        raise NewerError(f"has the unknown manifest schema `{head.schema[:64]}`", hint)
+    if head.needs is msgspec.UNSET:
+        return
+    if head.schema != NEEDING_SCHEMA:
+        raise ValueError(f"only `{NEEDING_SCHEMA}` has `needs`")
+    for need in head.needs:
+        if need not in NEEDS:
+            maker = str(head.producer.get("mctl"))[:32] if isinstance(head.producer, dict) else "?"
+            hint = f"it was made by mctl {maker}: use that one or a newer one"
+            raise NewerError(f"needs `{need[:64]}`, which this mctl does not have", hint)
 
 
 def name_from(text: str) -> str:
@@ -247,7 +276,7 @@ def _validate(manifest: Manifest) -> None:
         sound = tolerance.rtol >= 0 and tolerance.atol >= 0 and isfinite(tolerance.rtol) and isfinite(tolerance.atol)
         if name not in outputs or not sound:
             raise BundleError(f"the tolerance of output `{name[:128]}` is not sound")
-    if manifest.schema == BUNDLE_SCHEMA:
+    if manifest.kind == "bundle":
         _validate_bundle(manifest)
     elif any((manifest.target, manifest.variants, manifest.buckets, manifest.curve, manifest.tuning, manifest.parity)):
         raise BundleError("the manifest of a program has no target, variants, buckets, curve, tuning or parity")

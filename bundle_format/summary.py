@@ -55,6 +55,7 @@ class Summary:
     version: str
     created: str
     producer: Producer
+    needs: tuple[str, ...]
     exporter: Producer | None
     source: Source
     target: Target | None
@@ -84,6 +85,7 @@ def summarize(path: Path) -> Summary:
             version=manifest.version,
             created=manifest.created,
             producer=manifest.producer,
+            needs=manifest.needs,
             exporter=manifest.exporter,
             source=manifest.source,
             target=manifest.target,
@@ -191,6 +193,7 @@ def _origin_rows(summary: Summary) -> Rows:
     if target:
         needs = f"{target.os} {target.arch}, {target.isa}" + _with(", glibc ", target.glibc)
         rows += [("runs on", needs + _with(", libstdc++ ", target.glibcxx))]
+        rows += [("needs", ", ".join(summary.needs))] if summary.needs else []
         rows += [("compiled by", made.compiler)] if made.compiler else []
         rows += [("parity", summary.parity or "never checked")]
     if summary.host:

@@ -10,15 +10,16 @@ from mctl.bundle_format import layout
 HEADER = Path(__file__).parents[2] / "runner/cpp/format/layout.h"
 
 
-def _cpp_constants() -> dict[str, str | int]:
-    """`kMaxMembers = 1 << 16` as {"MAX_MEMBERS": 65536}."""
-    found: dict[str, str | int] = {}
-    for name, text, number in re.findall(
-        r'constexpr [\w:]+ k(\w+) = (?:"([^"]*)"|([0-9 <]+));', HEADER.read_text(encoding="utf-8")
+def _cpp_constants() -> dict[str, object]:
+    """`kMaxMembers = 1 << 16` as {"MAX_MEMBERS": 65536}, `kNeeds = {"a"}` as {"NEEDS": ("a",)}."""
+    found: dict[str, object] = {}
+    for name, text, names, number in re.findall(
+        r'constexpr [\w:<>]+ k(\w+) =\s+(?:"([^"]*)"|(\{[^}]*\})|([0-9 <]+));', HEADER.read_text(encoding="utf-8")
     ):
         key = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
         value, _, shift = number.partition("<<")
-        found[key] = text or int(value) << int(shift or 0)
+        listed = tuple(re.findall(r'"([^"]*)"', names)) if names else None
+        found[key] = listed if listed is not None else text or int(value) << int(shift or 0)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mctl.bundle_format import manifest as manifests
-from mctl.bundle_format.errors import BundleError
+from mctl.bundle_format.errors import BundleError, NewerError
 
 ROOT = Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "tests/vectors/contract/manifests.json").read_text(encoding="utf-8"))
@@ -59,6 +59,22 @@ def test_encode_is_read_back_and_does_not_change() -> None:
     assert manifests.encode(manifests.decode(encoded)) == encoded
     # independently of our types: nothing was lost on the way
     assert json.loads(encoded)["contract"]["dims"] == json.loads(VECTORS["base"])["contract"]["dims"]
+
+
+def test_a_bundle_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needed: any reader of `mctl.bundle/1` takes it. A need: only a reader that knows it by name."""
+    plain = manifests.decode(VECTORS["base"].encode())
+    assert json.loads(manifests.encode(plain)).keys() == json.loads(VECTORS["base"]).keys()
+    encoded = manifests.encode(manifests.needing(manifests.needing(plain, "sums"), "graphs"))
+    said = json.loads(encoded)
+    assert (said["schema"], said["needs"]) == ("mctl.bundle/2", ["graphs", "sums"])
+    monkeypatch.setattr(manifests, "NEEDS", ("graphs",))
+    with pytest.raises(NewerError, match="needs `sums`, which this mctl does not have") as caught:
+        manifests.decode(encoded)
+    assert caught.value.hint == "it was made by mctl 0.1.0: use that one or a newer one"
+    monkeypatch.setattr(manifests, "NEEDS", ("graphs", "sums"))
+    read = manifests.decode(encoded)
+    assert (read.needs, read.kind, read.variants) == (("graphs", "sums"), "bundle", plain.variants)
 
 
 def test_the_schema_file_is_the_types_schema() -> None:

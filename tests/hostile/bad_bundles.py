@@ -307,6 +307,10 @@ def _manifests() -> Iterator[Bad]:
         return changed(MANIFEST, lambda p: set_fields(p, data=text))
 
     text = json.dumps(document).encode()
+
+    def needing(needs: bytes) -> bytes:
+        return text.replace(b'"mctl.bundle/1"', b'"mctl.bundle/2", "needs": ' + needs)
+
     for what, data, error in (
         ("empty", b"", "not valid"),
         ("no JSON", b"manifest", "not valid"),
@@ -321,7 +325,13 @@ def _manifests() -> Iterator[Bad]:
         ("2**70", text.replace(b'"max": 8', b'"max": 1180591620717411303424'), "not valid"),
         ("unknown field", text.replace(b'"version"', b'"evil": 1, "version"'), "unknown field `evil`"),
         ("wrong type", text.replace(b'"seed": 0', b'"seed": "0"'), "not valid"),
-        ("of a later version", text.replace(b"mctl.bundle/1", b"mctl.bundle/2"), "unknown manifest schema"),
+        ("of a later version", text.replace(b"mctl.bundle/1", b"mctl.bundle/3"), "unknown manifest schema"),
+        ("needs before its time", text.replace(b'"name"', b'"needs": [], "name"', 1), "only `mctl.bundle/2`"),
+        ("an unknown need", needing(b'["not_yet"]'), "needs `not_yet`, which this mctl does not have"),
+        ("an unknown need, 300 kB", needing(b'["' + b"x" * 300_000 + b'"]'), "which this mctl does not have"),
+        ("an unknown need, escapes", needing(b'["\\u001b[2J"]'), "needs `\\x1b[2J`"),
+        ("needs of no text", needing(b"[1]"), "not valid"),
+        ("needs that are text", needing(b'"not_yet"'), "not valid"),
     ):
         yield Bad(f"manifest: {what}", "manifest", error, raw(data))
     for what, change, error in (

@@ -28,8 +28,8 @@ from mctl.tuning.gate import FailedError, Made, compile_checked
 from mctl.tuning.selection import Budget, Duel, Selection
 from mctl.tuning.tune import TuneOptions, _most_points, reselect
 
-from ..serving.server import Server, infer_binary, outputs_of
 from ..parity import fakes
+from ..serving.server import Server, infer_binary, outputs_of
 
 STATIC = Recipe("packed-batch1", {"batch": 1}, packed=True)
 PLAIN = Recipe("plain")

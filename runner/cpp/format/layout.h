@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -16,7 +17,10 @@ constexpr std::string_view kVariants = "data/aotinductor/";
 constexpr std::size_t kAlignment = 64;
 
 constexpr std::string_view kBundleSchema = "mctl.bundle/1";
+constexpr std::string_view kNeedingSchema = "mctl.bundle/2";
 constexpr std::string_view kProgramSchema = "mctl.program/1";
+
+constexpr std::initializer_list<std::string_view> kNeeds = {};
 
 constexpr std::size_t kMaxMembers = 1 << 16;
 constexpr std::size_t kMaxName = 512;

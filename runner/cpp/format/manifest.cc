@@ -208,6 +208,7 @@ void read_record(Fields& fields, Manifest& manifest, std::string& fault) {
   if (const auto* source = fields.find("source")) read_source(*source, fault);
   if (fields.nullable("parity") != nullptr) fields.word("parity", {"pass", "skipped"});
   manifest.standalone = fields.boolean("standalone", false);
+  manifest.needs = read_texts(fields, "needs", false, fault);
   fields.each_key("preprocessing", false, [](const auto&...) {});
   read_texts(fields, "notes", false, fault);
 }
@@ -380,15 +381,39 @@ Status check_sound(const Manifest& manifest) {
   return check_tolerances(manifest);
 }
 
-Status check_schema(const json::value& value) {
-  const auto* object = value.if_object();
-  const auto* schema = object != nullptr ? object->if_contains("schema") : nullptr;
-  if (schema == nullptr || !schema->is_string()) return damaged("it has no schema");
-  const std::string_view name = schema->get_string();
-  if (name == kBundleSchema) return Done{};
-  if (name == kProgramSchema)
+// The text at a JSON pointer of two levels at most; empty if there is none.
+std::string text_at(const json::value& value, std::string_view pointer) {
+  boost::system::error_code none;
+  const auto* found = value.find_pointer(pointer, none);
+  return found != nullptr && found->is_string() ? std::string(found->get_string()) : "";
+}
+
+Error unknown_need(const json::value& manifest, std::string_view need) {
+  const std::string maker = text_at(manifest, "/producer/mctl");
+  return damaged("it needs `" + std::string(need.substr(0, 64)) +
+                 "`, which this mctl does not have: it was made by mctl " + maker.substr(0, 32) +
+                 ", use that one or a newer one");
+}
+
+// A manifest with a need that is not known may hold anything else: this is looked at first.
+Status check_needs(const json::value& manifest, bool may_need) {
+  const auto* needs = manifest.get_object().if_contains("needs");
+  if (needs == nullptr) return Done{};
+  if (!may_need) return damaged("the manifest is not valid: only `" + std::string(kNeedingSchema) + "` has `needs`");
+  if (!needs->is_array()) return Done{};  // read_manifest says so
+  for (const auto& need : needs->get_array())
+    if (need.is_string() && std::ranges::count(kNeeds, std::string_view(need.get_string())) == 0)
+      return unknown_need(manifest, need.get_string());
+  return Done{};
+}
+
+Status check_head(const json::value& value) {
+  const std::string schema = text_at(value, "/schema");
+  if (schema.empty()) return damaged("it has no schema");
+  if (schema == kBundleSchema || schema == kNeedingSchema) return check_needs(value, schema == kNeedingSchema);
+  if (schema == kProgramSchema)
     return Error{Code::usage, "it is a program, not a bundle: run `mctl compile` on it, and serve what that writes"};
-  return damaged("unknown manifest schema `" + std::string(name.substr(0, 64)) +
+  return damaged("it has the unknown manifest schema `" + schema.substr(0, 64) +
                  "`: it was made by another version of mctl");
 }
 
@@ -400,7 +425,7 @@ Result<Manifest> parse_manifest(std::string_view text) {
     return damaged("the manifest has more than " + std::to_string(kMaxJsonParts) + " objects and lists");
   const auto value = parse_json(text);
   if (!value) return damaged("the manifest is not valid: " + value.error().text);
-  if (auto schema = check_schema(*value); !schema) return schema.error();
+  if (auto head = check_head(*value); !head) return head.error();
   std::string fault;
   Manifest manifest = read_manifest(*value, fault);
   if (!fault.empty()) return damaged("the manifest is not valid: " + fault);

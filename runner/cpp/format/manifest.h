@@ -71,6 +71,7 @@ struct Tuning {
 struct Manifest {
   std::string name, version, torch;  // torch: producer.torch
   bool standalone = false;           // runs through the shim, without libtorch
+  std::vector<std::string> needs;    // names of kNeeds
   Contract contract;
   Target target;
   std::map<std::string, std::vector<std::int64_t>> buckets;
