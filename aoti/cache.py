@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 _ENTRY = "entry.json"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LIMIT = 8 << 30  # bytes; what was not used for the longest time goes first
 
 
@@ -40,8 +42,11 @@ class Cache:
         if self._folder is None:
             return None
         kept = self._folder / key
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError, msgspec.MsgspecError):
+            if not _is_private(self._folder):
+                return None
             entry = msgspec.json.decode((kept / _ENTRY).read_bytes(), type=_Entry)
+            _check_names(entry.digests)
             for name in entry.digests:
                 shutil.copyfile(kept / name, into / name)
             if all(_digest(into / name) == digest for name, digest in entry.digests.items()):
@@ -55,7 +60,9 @@ class Cache:
         if self._folder is None:
             return
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_private(self._folder):
+                return
             place = Path(tempfile.mkdtemp(dir=self._folder, prefix=".new-"))
             try:
                 copies = [Path(shutil.copyfile(file, place / file.name)) for file in files]
@@ -75,6 +82,31 @@ class Cache:
             total += sum(file.stat().st_size for file in path.iterdir())
             if total > _LIMIT:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether this user alone can write to the folder.
+
+    One of this user's that others could write to is emptied first: what lies there may be theirs, and is code.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        return False
+    if found.st_mode & _OTHERS_WRITE:
+        folder.chmod(0o700)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return True
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """ValueError for a name that is not of a file right in the entry's folder."""
+    for name in names:
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(name)
 
 
 def _digest(path: Path) -> str:

@@ -118,6 +118,8 @@ class Archive:
                 raise self.damage(f"member `{path}` is not in the manifest's list")
             if entry.offset % ALIGNMENT or entry.described:
                 raise self.damage(f"member `{path}` is not on a boundary of {ALIGNMENT} bytes, or is not plain")
+            if entry.attributes:
+                raise self.damage(f"member `{path}` has a mode or other attributes, which is not allowed")
         for path, member in manifest.members.items():
             size = len(self.view(path))
             if size != member.size:

@@ -23,18 +23,23 @@ _FOUR_GIB = 0xFFFFFFFF  # in a 32-bit field: the real value stands in the zip64 
 _ZIP64_ID = 1
 _PADDING_ID = 0x4246  # "FB": the extra field by which torch aligns its members
 _ENCRYPTED, _DESCRIBED, _UTF8 = 0x0001, 0x0008, 0x0800
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000  # of the mode that stands in the upper half of the attributes
 _DATE = 0x21  # 1980-01-01: the same inputs give the same bytes
 
 MAX_DIRECTORY = MAX_MEMBERS * (_CENTRAL.size + MAX_NAME + 64)  # bytes
 
 
 class Entry(NamedTuple):
-    """Where a member's data lies in the file, in bytes, its CRC-32, and whether a data descriptor follows it."""
+    """Where a member's data lies in the file, in bytes, and its CRC-32.
+
+    `described`: a data descriptor follows it. `attributes`: what whoever unpacks it makes of it, such as its mode.
+    """
 
     offset: int
     size: int
     crc: int
     described: bool
+    attributes: int
 
 
 class _Listed(NamedTuple):
@@ -46,6 +51,7 @@ class _Listed(NamedTuple):
     crc: int
     stored: int
     size: int
+    attributes: int
     header: int
 
 
@@ -129,16 +135,17 @@ def _read_central(central: memoryview, count: int) -> list[_Listed]:
     for _ in range(count):
         if len(central) - at < _CENTRAL.size or not _starts(central, at, b"PK\1\2"):
             raise BundleError("its zip directory is shorter than it says")
-        (_, _, _, flags, method, _, _, crc, stored, size, name_size, extra_size, comment, disk, _, _, header) = (
-            _CENTRAL.unpack_from(central, at)
-        )
+        fields = _CENTRAL.unpack_from(central, at)
+        flags, method = fields[3:5]
+        crc, stored, size, name_size, extra_size, comment, disk = fields[7:14]
+        attributes, header = fields[15:]
         at += _CENTRAL.size
         name, extra = bytes(central[at : at + name_size]), central[at + name_size : at + name_size + extra_size]
         at += name_size + extra_size
         if at > len(central) or comment or disk or name_size > MAX_NAME:
             raise BundleError("its zip directory has an entry that is cut, too long or has a comment")
         size, stored, header = _with_zip64(extra, size, stored, header)
-        listed.append(_Listed(name, flags, method, crc, stored, size, header))
+        listed.append(_Listed(name, flags, method, crc, stored, size, attributes, header))
     if at != len(central):
         raise BundleError("its zip directory is longer than its entries")
     return listed
@@ -154,6 +161,8 @@ def _with_zip64(extra: memoryview, *fields: int) -> tuple[int, ...]:
         at += _EXTRA.size
         if size > len(extra) - at or (kind == _ZIP64_ID and record is not None):
             raise BundleError("an extra field of its zip directory is cut or doubled")
+        if kind not in (_ZIP64_ID, _PADDING_ID):  # others hold owners, modes, and what a link points to
+            raise BundleError(f"it has an extra field of the kind {kind:#06x}, which is not allowed")
         if kind == _ZIP64_ID:
             record = extra[at : at + size]
         at += size
@@ -185,6 +194,8 @@ def _read_local(view: memoryview, member: _Listed, path: str, limit: int) -> Ent
         raise BundleError(f"{where} is compressed, which is not allowed")
     if member.flags & ~(_DESCRIBED | _UTF8):
         raise BundleError(f"{where} has the zip flags {member.flags:#06x}, which are not allowed")
+    if member.attributes >> 16 & _FILE_TYPE not in (0, _REGULAR):
+        raise BundleError(f"{where} is a link, a folder or a device, which is not allowed")
     if member.stored != member.size:
         raise BundleError(f"{where} has two sizes, {member.stored} and {member.size}")
     at = member.header
@@ -202,7 +213,7 @@ def _read_local(view: memoryview, member: _Listed, path: str, limit: int) -> Ent
     left_open = flags & _DESCRIBED and (crc, *sizes) in ((0, 0, 0), (0, _FOUR_GIB, _FOUR_GIB))
     if not same or not (told or left_open):
         raise BundleError(f"{where} has a local header that disagrees with the directory")
-    return Entry(data, member.size, member.crc, bool(flags & _DESCRIBED))
+    return Entry(data, member.size, member.crc, bool(flags & _DESCRIBED), member.attributes)
 
 
 def _check_tiling(view: memoryview, listed: list[_Listed], entries: dict[str, Entry], end: int) -> None:

@@ -1,6 +1,5 @@
 #include "serve.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -306,7 +305,7 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
     options.max_connections = *connections;
     say("warning: at most " + std::to_string(*connections) + " connections at a time, by the limit of descriptors");
   }
-  const File file{::open(options.bundle.c_str(), O_RDONLY | O_CLOEXEC)};
+  const File file{open_to_read(options.bundle)};
   if (file.fd < 0) return Error{Code::damaged, "cannot open `" + options.bundle + "`: " + std::strerror(errno)};
   const auto archive = Archive::open(file.fd);
   if (!archive) return Error{Code::damaged, "`" + options.bundle + "`: " + archive.error().text};

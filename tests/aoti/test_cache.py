@@ -1,5 +1,8 @@
 """What was compiled before is found again, or compiled again."""
 
+import hashlib
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,53 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, made: list[Path]
     for cache in (Cache(tmp_path / "file" / "cache"), Cache(None)):
         cache.put("key", made)
         assert cache.get("key", tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["../stolen", "../../stolen", "/stolen", "sub/stolen", "..", ".", ""])
+def test_an_entry_names_files_of_its_own_alone(tmp_path: Path, made: list[Path], into: Path, name: str) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.put("key", made)
+    kept = tmp_path / "cache/key"
+    (kept / "sub").mkdir()
+    for place in (tmp_path / "stolen", tmp_path / "cache/stolen", kept / "sub/stolen"):
+        place.write_text("a secret")
+    digests = {name if name[:1] != "/" else str(tmp_path / "stolen"): hashlib.sha256(b"a secret").hexdigest()}
+    (kept / "entry.json").write_text(json.dumps({"digests": digests, "note": None}))
+    (into / "sub").mkdir()
+    assert cache.get("key", into) is None
+    assert not (tmp_path / "into/stolen").exists() and sorted(path.name for path in into.iterdir()) == ["sub"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
+def test_what_others_could_have_written_is_not_used(tmp_path: Path, made: list[Path], into: Path, mode: int) -> None:
+    cache, folder = Cache(tmp_path / "cache"), tmp_path / "cache"
+    cache.put("key", made)
+    folder.chmod(mode)
+    assert cache.get("key", into) is None and not list(into.iterdir())
+    assert folder.stat().st_mode & 0o777 == 0o700 and not list(folder.iterdir())
+    cache.put("key", made)
+    assert cache.get("key", into) == b"null"
+
+
+def test_a_folder_is_made_for_this_user_alone(tmp_path: Path, made: list[Path]) -> None:
+    before = os.umask(0)
+    try:
+        Cache(tmp_path / "cache").put("key", made)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folder_of_another_user_is_not_used(
+    tmp_path: Path, made: list[Path], into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.put("key", made)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert cache.get("key", into) is None and not list(into.iterdir())
+    cache.put("other", made)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

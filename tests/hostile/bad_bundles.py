@@ -49,6 +49,7 @@ def bad_bundles() -> Iterator[Bad]:
     yield from _cut_and_grown()
     yield from _ends()
     yield from _headers()
+    yield from _modes()
     yield from _names()
     yield from _places()
     yield from _manifests()
@@ -141,6 +142,26 @@ def _ends() -> Iterator[Bad]:
         pack(sound(), zip64=overflow, count=0xFFFF, here=0xFFFF, size=0xFFFFFFFF, offset=0xFFFFFFFF),
     )
     yield Bad("zip64 locator alone", "open", "", pack(sound(), zip64=end64(**right)[56:]))
+
+
+UNIX = 3 << 8 | 20  # made by: then the upper half of the attributes is a mode
+
+
+def _modes() -> Iterator[Bad]:
+    """What whoever unpacks the file would make of a member that is no plain file."""
+    kinds = {"a link": 0o120777, "a folder": 0o040755, "a device": 0o020666, "a FIFO": 0o010644, "a socket": 0o140755}
+    for what, mode in kinds.items():
+        bad = changed(WEIGHTS, lambda p, mode=mode: set_fields(p, central={"attributes": mode << 16, "made_by": UNIX}))
+        yield Bad(f"mode: {what}", "open", "is a link, a folder or a device", bad)
+    for what, attributes in {"setuid": 0o104755 << 16, "0644": 0o100644 << 16, "of DOS": 0x01}.items():
+        central: dict[str, int | bytes] = {"attributes": attributes, "made_by": UNIX}
+        bad = changed(WEIGHTS, lambda p, central=central: set_fields(p, central=central))
+        yield Bad(f"mode: {what}", "manifest", "has a mode or other attributes", bad)
+    for what, kind in {"a mode of Unix": 0x756E, "an owner": 0x7875, "times": 0x5455}.items():
+        extra = struct.pack("<2HI", kind, 4, 0)
+        for side in ("local", "central"):
+            bad = changed(WEIGHTS, lambda p, side=side, extra=extra: set_fields(p, **{side: {"extra": extra}}))
+            yield Bad(f"extra field: {what}, {side}", "open", "extra field of the kind", bad)
 
 
 def _headers() -> Iterator[Bad]:

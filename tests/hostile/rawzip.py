@@ -72,10 +72,11 @@ def _local(part: Part, at: int) -> bytes:
 
 
 def _central(part: Part, header: int) -> bytes:
-    f = _fields(part) | {"sign": b"PK\1\2", "header": header, "comment": b"", "disk": 0} | part.central
+    f = _fields(part) | {"sign": b"PK\1\2", "header": header, "comment": b"", "disk": 0}
+    f |= {"made_by": 20, "attributes": 0} | part.central
     name, extra, comment = bytes(f["name"]), bytes(f["extra"]), bytes(f["comment"])
-    numbers = (20, 20, f["flags"], f["method"], 0, 0x21, f["crc"], f["stored"], f["size"])
-    sizes = (len(name), len(extra), len(comment), f["disk"], 0, 0, f["header"])
+    numbers = (f["made_by"], 20, f["flags"], f["method"], 0, 0x21, f["crc"], f["stored"], f["size"])
+    sizes = (len(name), len(extra), len(comment), f["disk"], 0, f["attributes"], f["header"])
     return struct.pack("<4s6H3I5H2I", f["sign"], *numbers, *sizes) + name + extra + comment
 
 

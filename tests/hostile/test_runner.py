@@ -1,5 +1,7 @@
 """mctl-runner refuses what Python's reader refuses, with the same exit code."""
 
+import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -60,6 +62,34 @@ def test_worker(bad: Bad, tmp_path: Path) -> None:
     assert "cannot load variant" not in said
     assert (bad.error if bad.stage == "digest" else "member `mctl/weights.safetensors`: ") in said
     check_sentence(said, code)
+
+
+def make_fifo(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def make_socket(path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+    return path
+
+
+NOT_FILES = {
+    "FIFO": make_fifo,
+    "socket": make_socket,
+    "folder": lambda path: path.parent,
+    "device": lambda _: Path("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_what_is_no_regular_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    path = NOT_FILES[kind](tmp_path / "bundle.pt2")
+    for code, said in (serve(path, "--null"), serve(path)):
+        assert code == 1
+        assert f"`{path}`" in said and ("no regular file" in said or kind == "socket")
+        check_sentence(said, code)
 
 
 def check_sentence(said: str, code: int | None) -> None:

@@ -1,5 +1,6 @@
 #include "format/archive.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -24,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "a zip's numbers are r
 constexpr std::size_t kLocal = 30, kCentral = 46, kEnd = 22, kEnd64 = 56, kLocator = 20;
 constexpr std::size_t kMaxDirectory = kMaxMembers * (kCentral + kMaxName + 64);
 constexpr std::uint64_t kFourGib = 0xffffffff;  // in a 32-bit field: the value stands in the zip64 record
-constexpr std::uint16_t kZip64 = 1, kUtf8 = 0x0800, kEncrypted = 1;
+constexpr std::uint16_t kZip64 = 1, kPadding = 0x4246, kUtf8 = 0x0800, kEncrypted = 1;
 
 Error of_member(std::string_view name, std::string_view what) {
   return damaged("member `" + std::string(name.substr(0, 128)) + "` " + std::string(what));
@@ -58,6 +59,7 @@ struct Listed {  // a member as the central directory has it
   std::string name;
   std::uint64_t crc, size, header;
   std::uint16_t flags;
+  std::uint32_t attributes;  // what whoever unpacks it makes of it, such as its mode
 };
 
 // --- the end of the file --------------------------------------------------------------------------------------------
@@ -112,14 +114,17 @@ Result<Directory> read_end(int fd, std::uint64_t file_size) {
 
 // --- entries --------------------------------------------------------------------------------------------------------
 
-// Replaces those fields that are at the 32-bit limit by the zip64 record's, in its fixed order. False: does not fit.
+// Replaces those fields that are at the 32-bit limit by the zip64 record's, in its fixed order. False: does not fit, or
+// there is a record of another kind than this and padding: others hold owners, modes, and what a link points to.
 bool extend_fields(std::string_view extra, std::initializer_list<std::uint64_t*> fields) {
   std::optional<std::string_view> record;
   while (!extra.empty()) {
     if (extra.size() < 4) return false;
     const std::size_t size = number<std::uint16_t>(extra, 2);
     if (size > extra.size() - 4) return false;
-    if (number<std::uint16_t>(extra, 0) == kZip64) {
+    const auto kind = number<std::uint16_t>(extra, 0);
+    if (kind != kZip64 && kind != kPadding) return false;
+    if (kind == kZip64) {
       if (record) return false;
       record = extra.substr(4, size);
     }
@@ -149,6 +154,7 @@ std::string fault_of(const Listed& member, std::uint16_t method, std::uint64_t s
   if (member.flags & kEncrypted) return "is encrypted, which is not allowed";
   if (method != 0) return "is compressed, which is not allowed";
   if (member.flags & ~kUtf8) return "has zip flags that are not allowed";
+  if (member.attributes != 0) return "is a link, or has a mode or other attributes, which is not allowed";
   return stored != member.size ? "has two sizes" : "";
 }
 
@@ -160,12 +166,15 @@ Result<Listed> take_entry(std::string_view& central) {
   const bool plain = number<std::uint32_t>(central, 32) == 0;  // no comment, first disk
   if (!plain || name_size > kMaxName || central.size() < kCentral + name_size + extra_size)
     return damaged("its zip directory has an entry that is cut, too long or has a comment");
-  Listed member{std::string(central.substr(kCentral, name_size)), number<std::uint32_t>(central, 16),
-                number<std::uint32_t>(central, 24), number<std::uint32_t>(central, 42),
-                number<std::uint16_t>(central, 8)};
+  Listed member{std::string(central.substr(kCentral, name_size)),
+                number<std::uint32_t>(central, 16),
+                number<std::uint32_t>(central, 24),
+                number<std::uint32_t>(central, 42),
+                number<std::uint16_t>(central, 8),
+                number<std::uint32_t>(central, 38)};
   std::uint64_t stored = number<std::uint32_t>(central, 20);
   if (!extend_fields(central.substr(kCentral + name_size, extra_size), {&member.size, &stored, &member.header}))
-    return of_member(member.name, "has a zip64 record that does not fit");
+    return of_member(member.name, "has a zip64 record that does not fit, or an extra field that is not allowed");
   const auto fault = fault_of(member, number<std::uint16_t>(central, 10), stored);
   if (!fault.empty()) return of_member(member.name, fault);
   central.remove_prefix(kCentral + name_size + extra_size);
@@ -229,6 +238,8 @@ Result<Mapping> Mapping::of(int fd, std::uint64_t offset, std::uint64_t size, bo
   mapping.bytes_ = {static_cast<std::byte*>(base) + before, size};
   return mapping;
 }
+
+int open_to_read(const std::string& path) { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }
 
 Result<Archive> Archive::open(int fd) {
   struct stat status;

@@ -39,6 +39,9 @@ class Mapping {
   std::span<std::byte> bytes_;
 };
 
+// A descriptor of a file; a FIFO does not make it wait for a writer. Negative: errno says why there is none.
+int open_to_read(const std::string& path);
+
 class Archive {
  public:
   // Code::damaged says what breaks the format. The descriptor is borrowed and has to outlive the archive.

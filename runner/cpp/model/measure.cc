@@ -1,6 +1,5 @@
 #include "model/measure.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,7 +32,7 @@ struct Ask {
 };
 
 struct File {
-  explicit File(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  explicit File(const std::string& path) : fd(open_to_read(path)) {}
   ~File() { ::close(fd); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
