@@ -42,6 +42,14 @@ conv2d = _define(
 # softmax(scale * q @ k.T + mask) @ v: q [b, h, l, e], k [b, h, s, e], v [b, h, s, d] to [b, h, l, d]
 attention = _define("mctl_attention", "(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, int causal) -> Tensor")
 
+# keys and values to their slots in kv, then softmax(scale * q @ keys.T) @ values for each token over those of its
+# request up to itself: kernels/paged_attention.cc says what the tensors are
+paged_attention = _define(
+    "mctl_paged_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor(a!) kv, Tensor slots, Tensor tables, Tensor lengths, Tensor ends, "
+    "Tensor? sinks, int layer, float scale, int window, float softcap) -> Tensor",
+)
+
 
 def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, n: int, act: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], n)
@@ -72,7 +80,16 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     return q.new_empty(batch, length, heads, v.shape[3]).transpose(1, 2)
 
 
-for _name, _fake in (("linear", _linear), ("conv2d", _conv2d), ("attention", _attention)):
+def _paged_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+for _name, _fake in (
+    ("linear", _linear),
+    ("conv2d", _conv2d),
+    ("attention", _attention),
+    ("paged_attention", _paged_attention),
+):
     torch.library.register_fake(f"mctl::mctl_{_name}", _fake, lib=_LIBRARY)
 
 _T, _T_OR_NULL, _LIST = "AtenTensorHandle", "AtenTensorHandle*", "const int64_t*"
@@ -83,6 +100,10 @@ _DECLARATIONS = {
         [_T, _T, _T_OR_NULL, _T_OR_NULL, "int64_t", *[_LIST, "int64_t"] * 4, "int64_t", "int64_t"],
     ),
     attention: ("mctl_attention", [_T, _T, _T, _T_OR_NULL, "double", "int32_t"]),
+    paged_attention: (
+        "mctl_paged_attention",
+        [*[_T] * 8, _T_OR_NULL, "int64_t", "double", "int64_t", "double"],
+    ),
 }
 # For inductor's setting `aot_inductor.custom_ops_to_c_shims`.
 C_SHIMS = {

@@ -22,6 +22,7 @@ std::int32_t aoti_torch_empty_strided(std::int64_t rank, const std::int64_t* siz
 std::int32_t aoti_torch_dtype_float32();
 std::int32_t aoti_torch_dtype_bfloat16();
 std::int32_t aoti_torch_dtype_bool();
+std::int32_t aoti_torch_dtype_int64();
 std::int32_t aoti_torch_device_type_cpu();
 }
 

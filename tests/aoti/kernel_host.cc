@@ -39,6 +39,7 @@ std::int32_t aoti_torch_get_dtype(Tensor t, std::int32_t* out) { return *out = t
 std::int32_t aoti_torch_dtype_float32() { return 6; }
 std::int32_t aoti_torch_dtype_bfloat16() { return 15; }
 std::int32_t aoti_torch_dtype_bool() { return 11; }
+std::int32_t aoti_torch_dtype_int64() { return 4; }
 std::int32_t aoti_torch_device_type_cpu() { return 0; }
 
 std::int32_t aoti_torch_empty_strided(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,
