@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..bundle_format.contract import Dim
@@ -16,7 +17,7 @@ from .dims import Shape
 from .failures import Trace, doubtful_sizes, explain
 from .graph import input_values
 from .naming import Named, Tensors, name_outputs
-from .usercode import current_line, quiet
+from .usercode import at, current_place, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def capture(
         return Captured(flat.export(specs), {})
     except Exception as error:
         doubtful = doubtful_sizes(error, trace)
-        if not doubtful:
+        if doubtful is None:
             raise explain(error, trace, model) from error
     for dim in dims:
         if dim.name in doubtful:
@@ -84,9 +85,10 @@ class _Flat:
     """The model as a function of one tensor for each input, with named tensors as its result."""
 
     def __init__(self, model: nn.Module, named: Named, copied: frozenset[str], trace: Trace) -> None:
-        hooked = bool(model._forward_hooks or model._forward_pre_hooks)  # hooks see the arguments as the user has them
-        self.root = _Holder(model) if hooked else model
-        self.call = model if hooked else model.forward
+        # hooks see the arguments as the user has them, and torch takes the outputs of a graph from the graph
+        inner = bool(model._forward_hooks or model._forward_pre_hooks) or isinstance(model, GraphModule)
+        self.root = _Holder(model) if inner else model
+        self.call = model if inner else model.forward
         self.named = named
         self.copied = copied
         self.trace = trace
@@ -111,7 +113,11 @@ class _Flat:
             _watch(self.trace, given)
             given = {name: value.clone() if name in self.copied else value for name, value in given.items()}
             args, kwargs = self.named.call(given)
-            return name_outputs(self.call(*args, **kwargs))[0]
+            try:
+                return name_outputs(self.call(*args, **kwargs))[0]
+            except Exception as error:
+                self.trace.raised = at(error)
+                raise
 
         parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in identifiers]
         flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -141,7 +147,10 @@ def _watch(trace: Trace, tensors: Tensors) -> None:
 
         def located(*args: Any) -> Any:
             place = locate(*args)
-            return type(place)(place.framework_loc, current_line())
+            own = current_place()
+            if own.line and own.call:
+                trace.calls.setdefault(own.line, own.call)
+            return type(place)(place.framework_loc, own.line)
 
         trace.env._get_sloc = located
 

@@ -1,9 +1,12 @@
 """Why a model cannot be exported, in the user's terms and with the user's file and line."""
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -13,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, MctlError
 from .dims import Shape
-from .usercode import at, describe
+from .usercode import at, called, describe, user_line
 
 _FEW_SIZES = 4096  # so many are looked at one by one
 _MAX_DOUBTFUL = 8  # sizes of one dim
@@ -36,6 +39,8 @@ class Trace:
     units: dict[str, str]  # torch's name of each dim: of the size divided by its multiple
     symbols: dict[Any, Dim] = field(default_factory=dict)  # torch's symbols for sizes of inputs
     env: Any = None  # the ShapeEnv, with the guards that the model's code made
+    calls: dict[str, str] = field(default_factory=dict)  # line -> the call in it that took a size for a number
+    raised: str = ""  # ` (model.py:12)`: what an exception passed first; torch strips some of their tracebacks
 
 
 def explain(error: Exception, trace: Trace, model: nn.Module) -> MctlError:
@@ -46,7 +51,7 @@ def explain(error: Exception, trace: Trace, model: nn.Module) -> MctlError:
         return _data_dependent(error)
     if _is_about_dims(error):
         return _about_dims(error, trace, model)
-    return _other(error, model)
+    return _other(error, trace, model)
 
 
 def _data_dependent(error: Exception) -> ExportError:
@@ -63,23 +68,48 @@ def _data_dependent(error: Exception) -> ExportError:
 
 
 def _is_about_dims(error: BaseException) -> bool:
-    return any(isinstance(each, ConstraintViolationError) for each in (error, error.__cause__, error.__context__))
+    violated = any(isinstance(each, ConstraintViolationError) for each in (error, error.__cause__, error.__context__))
+    return violated or "Cannot create Dim with inconsistent" in str(error)  # torch, as it words its suggestions
 
 
 def _about_dims(error: Exception, trace: Trace, model: nn.Module) -> ExportError:
     """torch found that the declared dims are not what the model's code allows; its suggestions say how."""
     suggestions = dict(re.findall(r"^  (_*d\d+) = (.+)$", str(error), re.MULTILINE))
     for dim in trace.dims:
-        unit = trace.units[dim.name]
-        if unit in suggestions:
-            return _about_dim(dim, suggestions[unit], trace, model)
+        suggestion = suggestions.get(trace.units[dim.name], "")
+        found = _about_dim(dim, suggestion, trace, model) if suggestion else _by_guards(dim, trace)
+        if found:
+            return found
     named = [dim for dim in trace.dims if re.search(rf"\b{trace.units[dim.name]}\b", str(error))]
     names = " and ".join(f"`{dim.name}`" for dim in named or trace.dims)
     place = next((_guard_line(dim, trace) for dim in named), "")
     return ExportError(f"the model does not allow all sizes of {names} that were declared{place}", FOLLOW_THE_SIZE)
 
 
-def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> ExportError:
+def _by_guards(dim: Dim, trace: Trace) -> ExportError | None:
+    """What the guards that are about this dim alone allow; None where that is all, nothing, or of no simple form."""
+    symbol = next((symbol for symbol, own in trace.symbols.items() if own == dim), None)
+    guards = [guard.expr for guard in getattr(trace.env, "guards", ()) if guard.expr.free_symbols == {symbol}]
+    tried = [size for size in _many_sizes(dim) if size > 1]
+    allowed = [size for size in tried if not any(_refuses(guard, symbol, size, dim) for guard in guards)]
+    if len(allowed) < 3 or len(allowed) == len(tried):
+        return None
+    place = _guard_line(dim, trace)
+    steps = {after - before for before, after in pairwise(allowed)} & set(range(1, _FEW_SIZES))
+    if min(steps) == dim.multiple:
+        return narrower(dim, allowed[0] if allowed[0] > tried[0] else dim.min, allowed[-1], place)
+    if len({size % min(steps) for size in allowed}) > 1:
+        return None
+    if allowed[0] % min(steps) == 0:
+        return needs_multiple(dim, min(steps), place)
+    return ExportError(
+        f"the model goes one way at {', '.join(map(str, allowed[:3]))}, … and another at other sizes of"
+        f" `{dim.name}`{place}",
+        needs_multiple(dim, min(steps), "").hint,
+    )
+
+
+def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> ExportError | None:
     place = _guard_line(dim, trace)
     if re.fullmatch(r"\d+", suggestion):
         return _fixed(dim, int(suggestion) * dim.multiple, place, trace, model)
@@ -95,7 +125,7 @@ def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> Exp
             if relation == other.name:
                 return must_be_equal(dim, other, place)
             return ExportError(f"the model needs `{dim.name}` to be `{relation}`{place}", _NO_RELATIONS)
-    return ExportError(f"the model needs `{dim.name}` to be `{suggestion}`{place}")
+    return _by_guards(dim, trace)
 
 
 def _fixed(dim: Dim, size: int, place: str, trace: Trace, model: nn.Module) -> ExportError:
@@ -105,10 +135,48 @@ def _fixed(dim: Dim, size: int, place: str, trace: Trace, model: nn.Module) -> E
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         hint = f"torch unrolls an LSTM, GRU or RNN over its steps: leave `--dim {dim.name}` out if it counts them"
         return FixedDimError(message, hint)
-    return FixedDimError(message, f"{FOLLOW_THE_SIZE}; or leave `--dim {dim.name}` out")
+    way_out = _instead(trace.calls.get(place.strip(" ()"), "")) or FOLLOW_THE_SIZE
+    return FixedDimError(message, f"{way_out}; or leave `--dim {dim.name}` out")
 
 
 FOLLOW_THE_SIZE = "let the code follow the input's size: `x.shape[0]`, `-1` in a reshape"
+
+_STEPS = "`start + (end - start) / (n - 1) * torch.arange(n)`"
+_LOOP = "do it for all at once: a loop over a size is unrolled for the example's"
+_INSTEAD = {  # what follows a size, for functions that take a number
+    "linspace": _STEPS,
+    "logspace": f"`base ** (…)` of {_STEPS}",
+    "one_hot": "`(index.unsqueeze(-1) == torch.arange(n)).to(dtype)`",
+    "tril_indices": "a mask, `torch.ones(n, n).tril()`",
+    "triu_indices": "a mask, `torch.ones(n, n).triu()`",
+    "vander": "`x.unsqueeze(-1) ** torch.arange(n)`",
+    "sqrt": "`n ** 0.5`",
+    "log": "`torch.log(torch.full((), n))`",
+    "int": "the size itself, without `int(…)`",
+    "float": "the size itself, without `float(…)`",
+    "range": _LOOP,
+    "reversed": _LOOP,
+    "zip": _LOOP,
+    "enumerate": _LOOP,
+    "avg_pool1d": "`x.mean(-1)`",
+    "avg_pool2d": "`x.mean((-2, -1))`",
+    "max_pool1d": "`x.amax(-1)`",
+    "max_pool2d": "`x.amax((-2, -1))`",
+} | dict.fromkeys(
+    ("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window"),
+    "its formula over `torch.arange(n)`",
+)
+
+
+def _instead(call: str) -> str:
+    """The way out where a call takes a number in the place of a size; empty where that is not the reason."""
+    name = called(call)
+    if not name:
+        return ""
+    shown = call if len(call) <= 80 else f"{name}(…)"
+    return (
+        f"`{shown}` takes the size for a fixed number: write {_INSTEAD.get(name, 'it with functions that take sizes')}"
+    )
 
 
 def bind_too(dim: Dim, size: int, inputs: Mapping[str, torch.Tensor], shapes: Mapping[str, Shape]) -> str | None:
@@ -167,8 +235,12 @@ def _excluding(symbol: Any, dim: Dim, env: Any) -> Iterator[str]:
         line = guard.sloc.maybe_user_loc
         if line and symbol in guard.expr.free_symbols:
             others = guard.expr.free_symbols - {symbol}
-            if others or any(guard.expr.subs(symbol, size) == False for size in _some_sizes(dim)):  # noqa: E712
+            if others or any(_refuses(guard.expr, symbol, size, dim) for size in _some_sizes(dim)):
                 yield line
+
+
+def _refuses(guard: Any, symbol: Any, size: int, dim: Dim) -> bool:
+    return bool(guard.subs(symbol, size // dim.multiple) == False)  # noqa: E712
 
 
 def _some_sizes(dim: Dim) -> list[int]:
@@ -179,26 +251,68 @@ def _some_sizes(dim: Dim) -> list[int]:
     return sorted(size for size in near if dim.allows(size))
 
 
-def doubtful_sizes(error: Exception, trace: Trace) -> dict[str, list[int]]:
-    """Sizes for which torch took no way of its own, but did not look either: it only found them to be unlike others.
+def _many_sizes(dim: Dim) -> list[int]:
+    """All sizes of a short range; of a long one the first and last hundred, and powers of two and their neighbours."""
+    step = dim.multiple
+    if dim.max - dim.min <= 256 * step:
+        return list(range(dim.min, dim.max + 1, step))
+    ends = [*range(dim.min, dim.min + 100 * step, step), *range(dim.max - 99 * step, dim.max + 1, step)]
+    powers = [(1 << n) + beside for n in range(dim.max.bit_length()) for beside in (-1, 0, 1)]
+    return sorted({*ends, *(size for size in powers if dim.allows(size))})
 
-    Such guards (`seq != 64`, from cutting a table of 64 rows) come from the layout of tensors and change no result;
-    whoever traces on has to prove it at these sizes. Empty where other guards stand in the way.
+
+class _Guard(NamedTuple):
+    """A condition on sizes that torch met, over the names of dims."""
+
+    expression: Any
+    dims: tuple[Dim, ...]
+
+
+def doubtful_sizes(error: Exception, trace: Trace) -> dict[str, list[int]] | None:
+    """Dims that torch would not take as declared, though nothing was found against it; each with the sizes for which
+    torch took no way of its own, but did not look either.
+
+    It cannot prove every guard that holds (`2*(h//2) < h + 1`), and some (`seq != 64`, from cutting a table of 64
+    rows) come from the layout of tensors and change no result; whoever traces on has to prove it at these sizes.
+    None where a guard does exclude sizes.
     """
-    if not _is_about_dims(error) or "Suggested fixes" in str(error):
-        return {}
+    if not _is_about_dims(error):
+        return None
     by_dim: dict[str, list[int]] = {}
     for guard in trace.env.guards:
-        found = _dim_of(guard.expr, trace)
+        found = _guard_of(guard.expr, trace)
         if found is None:
-            return {}
-        dim, expression = found
-        symbol = sympy.Symbol(dim.name)
-        if isinstance(expression, sympy.Ne):
-            by_dim.setdefault(dim.name, []).extend(_equal_sizes(expression, symbol, dim))
-        elif any(expression.subs(symbol, size) == False for size in _some_sizes(dim) if size > 1):  # noqa: E712
-            return {}
-    return {name: sizes for name, sizes in by_dim.items() if 0 < len(sizes) <= _MAX_DOUBTFUL}
+            return None
+        excluded = _excluded_by(found)
+        if excluded and not isinstance(found.expression, sympy.Ne):
+            return None
+        for dim in found.dims:
+            by_dim.setdefault(dim.name, []).extend(excluded)
+    return by_dim if by_dim and all(len(sizes) <= _MAX_DOUBTFUL for sizes in by_dim.values()) else None
+
+
+def _guard_of(expression: Any, trace: Trace) -> _Guard | None:
+    """The guard with dims' names; None where it is about something else too, or about multiples."""
+    if not expression.free_symbols <= set(trace.symbols):
+        return None
+    dims = {symbol: trace.symbols[symbol] for symbol in expression.free_symbols}
+    if any(dim.multiple > 1 for dim in dims.values()):
+        return None
+    renamed = expression.xreplace({symbol: sympy.Symbol(dim.name) for symbol, dim in dims.items()})
+    return _Guard(renamed, tuple({dim.name: dim for dim in dims.values()}.values()))
+
+
+def _excluded_by(guard: _Guard) -> list[int]:
+    """Sizes from 2 on at which the guard does not hold; of one about several dims some of the first."""
+    symbols = [sympy.Symbol(dim.name) for dim in guard.dims]
+    if len(guard.dims) != 1:
+        sizes = [[size for size in _some_sizes(dim) if size > 1] for dim in guard.dims]
+        points = (dict(zip(symbols, point, strict=True)) for point in product(*sizes))
+        return [int(point[symbols[0]]) for point in points if guard.expression.subs(point) == False]  # noqa: E712
+    (dim,), (symbol,) = guard.dims, symbols
+    if isinstance(guard.expression, sympy.Ne):
+        return _equal_sizes(guard.expression, symbol, dim)
+    return [size for size in _many_sizes(dim) if size > 1 and _refuses(guard.expression, symbol, size, dim)]
 
 
 def _equal_sizes(expression: sympy.Ne, symbol: sympy.Symbol, dim: Dim) -> list[int]:
@@ -209,22 +323,68 @@ def _equal_sizes(expression: sympy.Ne, symbol: sympy.Symbol, dim: Dim) -> list[i
     try:
         solutions = sympy.solve(expression.lhs - expression.rhs, symbol)
     except NotImplementedError:  # sympy's word for what it cannot solve, a division that rounds down for example
-        return [size for size in _some_sizes(dim) if size > 1 and expression.subs(symbol, size) == False]  # noqa: E712
+        return [size for size in _many_sizes(dim) if size > 1 and expression.subs(symbol, size) == False]  # noqa: E712
     return [int(size) for size in solutions if size.is_Integer and size > 1 and dim.allows(int(size))]
 
 
-def _dim_of(expression: Any, trace: Trace) -> tuple[Dim, Any] | None:
-    """The one dim that a guard is about, and the guard with that dim's name; None for a guard about several."""
-    dims = {trace.symbols[symbol] for symbol in expression.free_symbols if symbol in trace.symbols}
-    if len(dims) != 1 or not expression.free_symbols <= set(trace.symbols):
-        return None
-    dim = dims.pop()
-    renamed = expression.xreplace({symbol: sympy.Symbol(dim.name) for symbol in expression.free_symbols})
-    return (dim, renamed) if dim.multiple == 1 else None
+class _Known(NamedTuple):
+    """A text of torch's, what it means for the model, the way out, and what the line in question has in it."""
+
+    text: str
+    message: str
+    hint: str
+    source: str = ""
 
 
-def _other(error: Exception, model: nn.Module) -> ExportError:
+_WRITTEN_OUT = (
+    "write the gradient by hand, or let torch write it out in the model file: `model = make_fx(Model().eval()"
+    '.requires_grad_(False), tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example_inputs)`, with `make_fx`'
+    " of `torch.fx.experimental.proxy_tensor`"
+)
+DENSE = "use dense tensors: `index_add` or `scatter_add` for a product with a sparse matrix"
+WHOLE_NUMBERS = "keep int8 tensors, and multiply by their scales in the model"
+_KNOWN = (
+    _Known(r"^aten\._?(to_)?sparse", "the model makes a sparse tensor, which torch's compiler does not take", DENSE),
+    _Known(
+        r"^aten\.(de)?quantize",
+        "the model makes a quantized tensor, which torch's compiler does not take",
+        WHOLE_NUMBERS,
+    ),
+    _Known(
+        r"functorch|no attribute 'constant'",
+        "torch.export cannot trace a transform of `torch.func` (`grad`, `jacrev`, `vjp`, …) in this model",
+        _WRITTEN_OUT,
+        r"\b(grad|grad_and_value|vjp|jvp|jacrev|jacfwd|hessian)\(",
+    ),
+    _Known(
+        r"fake tensor in the exported program constant's list|does not require grad and does not have a grad_fn",
+        "the model computes something that torch.export does not see, such as `torch.autograd.grad` or another thread",
+        _WRITTEN_OUT,
+        r"\bautograd\.|\.backward\(|Thread",
+    ),
+    _Known(
+        r"\.numpy\(\) is not supported",
+        "the model takes a tensor out of torch, to numpy, which no exported program can",
+        "use torch's functions (`torch.sin` for `numpy.sin`); what no input changes belongs into `__init__`",
+    ),
+    _Known(
+        r"Cannot access data pointer|doesn't have storage",
+        "the model asks for the memory of a tensor, which has none while it is traced",
+        "use `.clone()` for `copy.deepcopy`, and no `.data_ptr()`",
+    ),
+)
+
+
+def _other(error: Exception, trace: Trace, model: nn.Module) -> ExportError:
     text = str(error)
+    place = at(error) or trace.raised
+    for known in _KNOWN:
+        if re.search(known.text, text):
+            return ExportError(f"{known.message}{place or _line_with(known.source, model)}", known.hint)
+    if type(error).__name__ == "UnsupportedOperatorException":
+        operator = text.split()[0].removesuffix(".default")
+        hint = "write that part of the model with other operators"
+        return ExportError(f"torch.export has no rule for the operator `{operator}`{place}", hint)
     if "fake impl" in text or "no fake" in text.lower():
         return ExportError(
             f"a custom operator does not say what shape it gives: {describe(error)}",
@@ -235,4 +395,16 @@ def _other(error: Exception, model: nn.Module) -> ExportError:
             f"torch cannot trace the model, a part of which is TorchScript: {describe(error)}",
             "use the `nn.Module` that it was made from",
         )
-    return ExportError(f"torch cannot trace the model: {describe(error)}")
+    return ExportError(f"torch cannot trace the model: {describe(error)}{'' if at(error) else trace.raised}")
+
+
+def _line_with(pattern: str, model: nn.Module) -> str:
+    """` (model.py:31)`: the first line of the model's classes with the pattern: torch fails after it ran."""
+    for kind in dict.fromkeys(type(module) for module in model.modules()) if pattern else ():
+        with suppress(OSError, TypeError):  # no source at hand
+            lines, start = inspect.getsourcelines(kind)
+            file = inspect.getsourcefile(kind) or ""
+            found = (user_line([(file, start + at)]) for at, text in enumerate(lines) if re.search(pattern, text))
+            if line := next(found, None):
+                return f" ({line})"
+    return ""

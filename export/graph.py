@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..bundle_format.errors import ExportError
+from .failures import DENSE, WHOLE_NUMBERS
 from .usercode import quiet, user_line
 
 _SAME_VALUES = {  # operators whose result holds nothing but values of their first argument
@@ -34,6 +35,21 @@ def refuse_training(exported: ExportedProgram) -> None:
 
 
 _EVAL = "the model was put in eval mode: pass `training=self.training` to functions, and do not override `eval`"
+
+
+def refuse_layouts(exported: ExportedProgram) -> None:
+    """ExportError where the program makes a tensor that torch's compiler cannot: sparse or quantized."""
+    for node in _calls(exported):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout != torch.strided:
+            kind, hint = "sparse", DENSE
+        elif _name(node).startswith("quantize_per"):
+            kind, hint = "quantized", WHOLE_NUMBERS
+        else:
+            continue
+        raise ExportError(f"the model makes a {kind} tensor, which torch's compiler does not take{_at(node)}", hint)
 
 
 def random_line(exported: ExportedProgram) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._export.serde.serialize import SerializeError
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
@@ -163,6 +164,7 @@ def _trace(request: ExportRequest, source: Source, declared: Declared, notes: li
     if note := describe_change(declared):
         notes.append(note)
     graph.refuse_training(captured.exported)
+    graph.refuse_layouts(captured.exported)
     line = graph.random_line(captured.exported)
     if line and not request.allow_random:
         hint = "take them out, or write `--allow-random`: then values cannot be compared"
@@ -294,6 +296,10 @@ def _save_stock(exported: ExportedProgram, stock: Path, path: Path) -> None:
             torch.export.save(exported, spool)
             if spool.failure is not None:
                 raise spool.failure
+    except SerializeError as error:
+        last = str(error).strip().splitlines()[-1].strip()
+        hint = "write that part of the model with other operators"
+        raise ExportError(f"torch cannot write the program down: {last}", hint) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         hint = "free some space, or choose another place with `-o`"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from mctl.bundle_format.errors import ExportError, UsageError
+from mctl.export.program import ExportReport
 
 from .models import export, forward, line_of, write
 
@@ -253,7 +254,89 @@ MODELS = {
         "a part of which is TorchScript",
     ),
     "numpy inside": Wrong(
-        forward("return torch.from_numpy(x.numpy() * 2)  # here"), BATCH, "torch cannot trace the model: RuntimeError"
+        forward("return torch.from_numpy(x.numpy() * 2)  # here"),
+        BATCH,
+        "the model takes a tensor out of torch, to numpy",
+        "use torch's functions",
+    ),
+    "a gradient by torch.func": Wrong(
+        forward("return torch.func.grad(lambda t: self.net(t).sum())(x)  # here", init="self.net = nn.Linear(8, 1)"),
+        BATCH,
+        "torch.export cannot trace a transform of `torch.func`",
+        "make_fx",
+    ),
+    "a gradient by autograd": Wrong(
+        forward(
+            "with torch.enable_grad():\n    x = x.requires_grad_()\n"
+            "    return torch.autograd.grad(self.net(x).sum(), x)[0]  # here",
+            init="self.net = nn.Linear(8, 1)",
+        ),
+        BATCH,
+        "the model computes something that torch.export does not see",
+        "make_fx",
+    ),
+    "a copy of a tensor's memory": Wrong(
+        "import copy\n" + forward("return copy.deepcopy(x)  # here"),
+        BATCH,
+        "the model asks for the memory of a tensor",
+        ".clone()",
+    ),
+    "an operator that torch.export does not know": Wrong(
+        forward("return torch.nested.nested_tensor([x, x]).to_padded_tensor(0.0)  # here"),
+        BATCH,
+        "torch.export has no rule for the operator `aten._nested_tensor_from_tensor_list`",
+        "other operators",
+    ),
+    "a sparse tensor": Wrong(
+        forward("return torch.sparse.mm(x.to_sparse(), torch.ones(8, 2))  # here"),
+        (),
+        "the model makes a sparse tensor",
+        "index_add",
+    ),
+    "a sparse tensor of a varying size": Wrong(
+        forward("return torch.sparse.mm(x.to_sparse(), torch.ones(8, 2))  # here"),
+        BATCH,
+        "the model makes a sparse tensor",
+    ),
+    "a sparse tensor of rows": Wrong(
+        forward("return x.to_sparse_csr() @ torch.ones(8, 2)  # here"), (), "the model makes a sparse tensor"
+    ),
+    "a quantized tensor": Wrong(
+        forward("return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize()  # here"),
+        (),
+        "the model makes a quantized tensor",
+        "int8",
+    ),
+    "linspace over a size": Wrong(
+        forward("return torch.linspace(0, 1, x.shape[0]).unsqueeze(1) * x  # here"),
+        BATCH,
+        "dimension `batch` became static: the model fixes it at 6",
+        "`torch.linspace(0, 1, x.shape[0])` takes the size for a fixed number: write `start + (end - start)",
+    ),
+    "a window as long as the input": Wrong(
+        forward("w = torch.hann_window(x.shape[0])  # here\nreturn x * w[:, None]"),
+        BATCH,
+        "dimension `batch` became static",
+        "`torch.hann_window(x.shape[0])` takes the size for a fixed number: write its formula",
+    ),
+    "a root by Python's math": Wrong(
+        "import math\n" + forward("return x / math.sqrt(x.shape[0])  # here"),
+        BATCH,
+        "dimension `batch` became static",
+        "write `n ** 0.5`",
+    ),
+    "a branch on oddness": Wrong(
+        forward("if x.shape[0] % 2 == 1:  # here\n    return x + 1\nreturn x - 1", example="torch.randn(7, 8)"),
+        BATCH,
+        "the model goes one way at 3, 5, 7, … and another at other sizes of `batch`",
+        "write `--dim batch=2:64:2`",
+    ),
+    "a module without a name": Wrong(
+        "try:\n    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "except RuntimeError as error:\n    raise ModuleNotFoundError('Could not import Bert') from error  # here\n",
+        (),
+        "cannot be imported: ModuleNotFoundError: Could not import Bert",
+        "the installed `torchvision` was made for another torch",
     ),
 }
 
@@ -297,6 +380,63 @@ def test_an_example_whose_inputs_disagree(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         export(path, "--dim batch=1:8")
     assert "`batch` is 2 in the example (axis 0 of `x`), but axis 0 of `table` is 4" in refused.value.message
+
+
+def test_the_cause_of_an_error_is_told(tmp_path: Path) -> None:
+    body = "try:\n    {}['seq']\nexcept KeyError as error:\n    raise ValueError('bad settings') from error  # here\n"
+    path = write(tmp_path, body)
+    with pytest.raises(ExportError) as refused:
+        export(path)
+    said = "`model.py` cannot be imported: ValueError: bad settings (model.py:7), because of KeyError: 'seq'"
+    assert refused.value.message == said
+
+
+@pytest.mark.parametrize(
+    ("code", "example", "options"),
+    [
+        ("return F.max_pool2d(x, 3, 2, 1, ceil_mode=True)", "torch.randn(2, 3, 9, 14)", ("--dim h=6:40@x:2",)),
+        ("return F.max_pool2d(x, 3, 2, ceil_mode=True)", "torch.randn(2, 3, 9, 14)", ("--dim h=6:40@x:2",)),
+        ("return x.chunk(3, 1)[1]", "torch.randn(2, 9)", ("--dim n=7:64@x:1",)),
+        ("return x.topk(x.shape[1] // 2, 1)[0]", "torch.randn(2, 9)", ("--dim n=4:64@x:1",)),
+        (
+            "return self.conv(F.pad(x, (0, (-x.shape[-1]) % 8)))",
+            "torch.randn(2, 6, 21)",
+            ("--dim batch=1:4", "--dim seq=1:64@x:2"),
+        ),
+    ],
+)
+def test_a_guard_that_torch_cannot_prove_is_no_fault(
+    tmp_path: Path, code: str, example: str, options: tuple[str, ...]
+) -> None:
+    """`2*(h//2) < h + 1` holds for every h, which torch does not see."""
+    path = write(tmp_path, forward(code, example, "self.conv = nn.Conv1d(6, 10, 8, stride=8)"))
+    report = export(path, *options)
+    declared = {dim.name: (dim.min, dim.max) for dim in report.manifest.contract.dims}
+    assert all(f"--dim {name}={low}:{high}" in " ".join(options) for name, (low, high) in declared.items())
+    assert max(report.proven.values()) < 1e-6
+    assert {dims[name] for name, (low, _) in declared.items() for dims in _proven(report)} >= {
+        low for low, _ in declared.values()
+    }
+
+
+def _proven(report: ExportReport) -> list[dict[str, int]]:
+    return [{n: int(v) for n, _, v in (part.partition("=") for part in name.split(","))} for name in report.proven]
+
+
+def test_a_library_whose_name_begins_with_torch_is_told(tmp_path: Path) -> None:
+    """`torchvision/` is no part of `torch/`."""
+    import sys
+
+    from torch import __file__ as torch_file
+
+    from mctl.export.usercode import user_line
+
+    site = Path(torch_file).parents[1]
+    frames = [(str(tmp_path / "model.py"), 3), (str(site / "torchvision" / "models" / "resnet.py"), 97)]
+    inside = (str(site / "torch" / "nn" / "modules" / "module.py"), 1)
+    assert user_line([*frames, inside]) == "model.py:3, in resnet.py:97"
+    standard = str(Path(sys.modules["json"].__file__ or "").parent / "decoder.py")
+    assert user_line([*frames[:1], (standard, 5)]) == "model.py:3"
 
 
 def test_a_library_line_is_told_beside_the_users(tmp_path: Path) -> None:
