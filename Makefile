@@ -16,7 +16,8 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip setuptools wheel
 	$(BIN)/python -m pip install -q torch==$(TORCH)
-	$(BIN)/python -m pip install -q --no-build-isolation -e '.[dev]' torch==$(TORCH)
+	$(BIN)/python .ci/requirements | xargs -d '\n' $(BIN)/python -m pip install -q torch==$(TORCH)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	rm -f $(VENV)/.mctl-torch-*
 	touch $@
 

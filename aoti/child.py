@@ -11,15 +11,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from ..bundle_format import tensors
 from ..bundle_format.errors import MctlError
+from . import torch_private
 from .constants import make_dense, store
-from .inductor import settings
+from .inductor import known_settings, settings
 from .protocol import LIBRARY, WEIGHTS, Done, Failed, Message, Phase, Request
 from .variant import compile_variant, explained
 
@@ -62,35 +64,24 @@ def _compile(request: Request, say: Say) -> Done:
 
     program = load_program(Path(request.program))
     contract = program.manifest.contract
+    notes: dict[str, None] = {}
     chosen = settings(request.recipe.options, request.march, request.compiler, stateful=bool(contract.state))
-    _pretend_cpu(torch, request.features)
+    chosen = known_settings(chosen, notes.setdefault)
+    torch_private.pretend_cpu(request.features, notes.setdefault)
     say(Phase("read the program"))
     exported = program.exported
     make_dense(exported.state_dict)
     make_dense(exported.constants)
     say(Phase("lower to C++"))
-    compiled = compile_variant(exported, contract, request.recipe, chosen, lambda: say(Phase("compile C++")))
+    starting_cpp = partial(say, Phase("compile C++"))
+    compiled = compile_variant(exported, contract, request.recipe, chosen, starting_cpp, notes.setdefault)
     say(Phase("write the constants"))
     work = Path(request.work)
     shutil.move(compiled.library, work / LIBRARY)
     unique, references = store(compiled.constants, compiled.state)
     tensors.save_file(work / WEIGHTS, unique)
     versions = str(torch.__version__), torch.version.git_version
-    return Done(references, _peak_bytes(), *versions, compiled.callers, compiled.layers)
-
-
-def _pretend_cpu(torch: Any, features: tuple[str, ...]) -> None:
-    """inductor asks torch.cpu which vector instructions it may use: answer for the target, not for this machine."""
-    answers = {
-        "_is_avx2_supported": "avx2",
-        "_is_avx512_supported": "avx512f",
-        "_is_avx512_bf16_supported": "avx512_bf16",
-        "_is_vnni_supported": "avx512_vnni",
-        "_is_amx_tile_supported": "amx_tile",
-        "_is_amx_fp16_supported": "amx_fp16",
-    }
-    for name, flag in answers.items():
-        setattr(torch.cpu, name, lambda found=flag in features: found)
+    return Done(references, _peak_bytes(), *versions, compiled.callers, compiled.layers, notes=tuple(notes))
 
 
 def _peak_bytes() -> int:

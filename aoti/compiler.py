@@ -133,6 +133,7 @@ class Staged:
         self.manifest = msgspec.structs.replace(
             self.manifest,
             target=self.machine.manifest(glibc, glibcxx),
+            notes=tuple(dict.fromkeys([*self.manifest.notes, *(note for v in variants for note in v.done.notes)])),
             variants=tuple(
                 Variant(
                     name=variant.name,

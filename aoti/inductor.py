@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin
 
 from ..bundle_format.errors import UsageError
+from . import torch_private
 
 # Without these there would be no bundle.
 _NEEDED: dict[str, Any] = {
@@ -52,15 +53,23 @@ def settings(options: Iterable[str], march: str | None, compiler: str, *, statef
     return _DEFAULTS | chosen | target | (_STATEFUL if stateful else {}) | _NEEDED
 
 
-def _value(key: str, text: str) -> Any:
-    from torch._inductor import config
+def known_settings(chosen: dict[str, Any], note: torch_private.Note) -> dict[str, Any]:
+    """Those that the torch at hand has. CompileError where one lacks that a bundle needs; of others a note is left."""
+    known = torch_private.options()
+    for key in chosen.keys() - known.keys():
+        if key in _NEEDED:
+            raise torch_private.unknown(f"has no option `{key}` of inductor, without which there is no bundle")
+        note(f"{torch_private.installed()} has no option `{key}` of inductor, which mctl sets to {chosen[key]!r}")
+    return {key: value for key, value in chosen.items() if key in known}
 
-    known = config.get_config_copy()
+
+def _value(key: str, text: str) -> Any:
+    known = torch_private.options()
     if key not in known:
         near = difflib.get_close_matches(key, known, 4) or [name for name in known if name.endswith(f".{key}")]
-        hint = f"near it: {', '.join(f'`{name}`' for name in near)}" if near else "see `torch._inductor.config`"
+        hint = f"near it: {', '.join(f'`{name}`' for name in near)}" if near else f"see `{torch_private.OPTIONS}`"
         raise UsageError(f"inductor has no option `{key}`", hint)
-    declared = config.get_type(key)
+    declared = torch_private.option_type(key)
     allowed = get_args(declared) if get_origin(declared) in (Union, types.UnionType) else (declared,)
     if allowed == (type(None),):  # torch declares no type
         allowed = (bool, int, float, str, type(None))

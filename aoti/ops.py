@@ -105,7 +105,7 @@ _DECLARATIONS = {
         [*[_T] * 8, _T_OR_NULL, "int64_t", "double", "int64_t", "double"],
     ),
 }
-# For inductor's setting `aot_inductor.custom_ops_to_c_shims`.
+# Their declarations, for torch_private.c_functions.
 C_SHIMS = {
     op: [f"AOTITorchError aoti_torch_cpu_{name}({', '.join([*arguments, _T_OR_NULL])});"]
     for op, (name, arguments) in _DECLARATIONS.items()

@@ -44,6 +44,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     torch_git: str
     callers: dict[str, tuple[str, ...]] = {}  # operator that was not compiled -> modules that it comes from
     layers: int = 0  # that mctl's kernels compute
+    notes: tuple[str, ...] = ()  # what of mctl's changes to torch did not apply
     seconds: float = 0.0  # that compiling took, also where it was done before; the parent sees it
 
 

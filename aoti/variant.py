@@ -3,16 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
-from ..bundle_format.interface import operator
+from . import torch_private
 from .constants import check_storable
 from .protocol import Recipe
-from .small_loops import small_loops_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 _NO_MEMORY = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # of torch, C++ and libc
 _MORE_MEMORY = "close other programs, or use a machine with more memory"
-_STATEMENT = re.compile(r"^(\s*)((\w+)\(.*\));$", re.MULTILINE)
 _TRY = "this is a fault of torch or of the C++ compiler: try another version, or other `--inductor` options"
 
 
@@ -44,8 +41,10 @@ def compile_variant(
     recipe: Recipe,
     settings: dict[str, Any],
     starting_cpp: Callable[[], None],
+    note: torch_private.Note,
 ) -> Compiled:
-    """Calls inductor; `starting_cpp` is called before the C++ compiler is. CompileError says what torch cannot do."""
+    """Calls inductor; `starting_cpp` is called before the C++ compiler is, and `note` with what of mctl's changes to
+    torch did not apply. CompileError says what torch cannot do."""
     import torch
 
     if recipe.dims:
@@ -59,16 +58,20 @@ def compile_variant(
 
         dtype = torch.bfloat16 if recipe.bf16 else torch.float32
         layers = rewrite(module, {state.name for state in contract.state}, dtype)
-        settings = settings | {"aot_inductor.custom_ops_to_c_shims": C_SHIMS}
-    with small_loops_alone(), _watched(starting_cpp) as graphs:
+        settings = settings | torch_private.c_functions(C_SHIMS)
+
+    def starting(lowered: torch_private.Lowered, foreign: str | None) -> None:
+        _check_operators(foreign)
+        check_storable(lowered.constants())
+        starting_cpp()
+
+    with torch_private.small_loops_alone(note), torch_private.watching(starting, note) as graphs:
         try:
-            files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
+            library, constants = torch_private.compile_library(module, args, kwargs, settings)
         except Exception as error:
             raise explained(error) from error
-    library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
-    weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
-    constants = {name: tensor for name, (tensor, _) in weights.items()}
-    return Compiled(library, constants, _check_constants(graphs[0], constants), _callers(graphs[0]), layers)
+    state, callers = _check_constants(graphs[0], constants), graphs[0].callers(note)
+    return Compiled(library, constants, state, callers, layers)
 
 
 def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":
@@ -88,39 +91,6 @@ def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str,
         return torch.export.export(exported.module(check_guards=False), args, kwargs)
 
 
-@contextmanager
-def _watched(starting_cpp: Callable[[], None]) -> "Iterator[list[Any]]":
-    """The lowered graphs of the compiles inside the block: inductor gives back nothing but files."""
-    from torch._inductor.codecache import AotCodeCompiler
-
-    graphs: list[Any] = []
-    original = AotCodeCompiler.compile
-
-    def compile_cpp(graph: Any, wrapper: str, kernels: str, foreign: str | None, **options: Any) -> Any:
-        _check_operators(foreign)
-        check_storable({name: graph.constants[name] for name in graph.constants if name not in graph.folded_constants})
-        graphs.append(graph)
-        starting_cpp()
-        return original(graph, with_checks(wrapper), kernels, foreign, **options)
-
-    AotCodeCompiler.compile = compile_cpp
-    try:
-        yield graphs
-    finally:
-        AotCodeCompiler.compile = original
-
-
-def with_checks(wrapper: str) -> str:
-    """The generated code, with a look at what each operator returns. torch leaves it out for scatter and index_put: an
-    index out of range would be wrong numbers."""
-
-    def checked(found: re.Match[str]) -> str:
-        indent, call, name = found.groups()
-        return f"{indent}AOTI_TORCH_ERROR_CODE_CHECK({call});" if operator(name) else found[0]
-
-    return _STATEMENT.sub(checked, wrapper)
-
-
 def _check_operators(foreign: str | None) -> None:
     """Operators outside torch's C interface are called through a C++ object that only a Python process has."""
     if foreign:
@@ -132,37 +102,15 @@ def _check_operators(foreign: str | None) -> None:
         )
 
 
-def _check_constants(graph: Any, constants: dict[str, Any]) -> set[str]:
+def _check_constants(lowered: torch_private.Lowered, constants: dict[str, Any]) -> set[str]:
     """Each constant of the library has a tensor of its own name; returns the names of those that it writes to."""
-    names = {
-        name: graph.allocated_constant_name[name] for name in graph.constants if name not in graph.folded_constants
-    }
+    names = lowered.library_names()
     if len(names) != len(constants) or set(names.values()) != set(constants):
         raise CompileError(
             f"torch lost constants: the compiled library has {len(names)} and torch gave {len(constants)}",
             "compile without the setting `freezing`",
         )
-    return {names[name] for name in graph.mutated_buffers if name in names}
-
-
-def _callers(graph: Any) -> dict[str, tuple[str, ...]]:
-    """For each operator that is not compiled ("convolution"): the modules of the model that it comes from."""
-    from torch._inductor.ir import ExternKernel
-
-    found: dict[str, dict[str, None]] = {}
-    for operation in graph.operations:
-        if isinstance(operation, ExternKernel) and operation.cpp_kernel_name:
-            name = _operator(operation.cpp_kernel_name)
-            stacks = [node.meta.get("nn_module_stack") or {} for node in operation.origins]
-            paths = [path for stack in stacks for path, _ in stack.values() if path]
-            found.setdefault(name, {}).update(dict.fromkeys(sorted(paths, key=len)[-1:]))
-    return {name: tuple(modules) for name, modules in found.items()}
-
-
-def _operator(kernel: str) -> str:
-    """As the library's imports have it: "sort_stable" for `at::_ops::sort_stable::call`."""
-    name = kernel.removesuffix("::call").rpartition("::")[2]
-    return name.removeprefix("aoti_torch_cpu_").removeprefix("aoti_torch_")
+    return {names[name] for name in lowered.written()}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -180,7 +128,7 @@ def explained(error: BaseException) -> MctlError:
     for link in chain:
         if isinstance(link, MctlError):
             return link
-        if type(link).__name__ == "CppCompileError":
+        if torch_private.is_cpp_error(link):
             return _compiler_failed(str(link))
         if isinstance(link, OSError) and link.errno is not None:
             where = f" (`{link.filename}`)" if link.filename else ""

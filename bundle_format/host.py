@@ -21,7 +21,7 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS: dict[str, tuple[str, ...]] = {"x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 
 SHIM = "libmctl_shim.so"
-SHIM_TESTED = ("2.13", "2.14")  # versions of torch; its function `mctl_shim_abi` says the same
+TORCH_TESTED = ("2.13", "2.14")  # what mctl was tried with; pyproject.toml ends there, and the shim says the same
 _LIBSTDCXX = "libstdc++.so.6"
 
 

@@ -4,9 +4,13 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from mctl.bundle_format.host import TORCH_TESTED
+from mctl.cli.machine import OLDEST_TORCH
 
 ROOT = Path(__file__).parents[1]
 LEVELS = {"bundle_format": 0, "export": 1, "aoti": 2, "runner": 2, "parity": 3, "tuning": 4, "cli": 5}
@@ -55,6 +59,21 @@ def test_imports_no_torch(code: str) -> None:
     check = f"{code}; import sys; print(sorted({{'torch', 'numpy', 'onnx'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_one_module_touches_the_private_parts_of_torch() -> None:
+    command = ["git", "grep", "-lE", r"torch\._inductor|torch\._dynamo|torch\._functorch", "--", "*.py", ":!tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["aoti/torch_private.py"]
+
+
+def test_one_table_of_torch_s_versions() -> None:
+    """From the oldest that was tried to the newest: what pip installs, and what `doctor` takes."""
+    oldest, newest = (tuple(map(int, TORCH_TESTED[at].split("."))) for at in (0, -1))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = f"torch>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"
+    assert [each for each in project["dependencies"] if each.startswith("torch")] == [bounds]
+    assert oldest == OLDEST_TORCH
 
 
 def test_no_machine_is_named() -> None:

@@ -135,8 +135,8 @@ def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) ->
     if not missing:
         staged.manifest = msgspec.structs.replace(staged.manifest, standalone=True)
         torch = staged.manifest.producer.torch
-        if not torch.startswith(tuple(f"{version}." for version in host.SHIM_TESTED)):
-            staged.note(f"compiled by torch {torch}; mctl's shim was tested with {' and '.join(host.SHIM_TESTED)}")
+        if not torch.startswith(tuple(f"{version}." for version in host.TORCH_TESTED)):
+            staged.note(f"compiled by torch {torch}; mctl's shim was tested with {' and '.join(host.TORCH_TESTED)}")
         return
     text = f"the compiled model needs libtorch for {', '.join(_called(name, staged.stats) for name in missing)}"
     if wanted == "yes":

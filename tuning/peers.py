@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..aoti import torch_private
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import MctlError
@@ -146,9 +147,7 @@ def _aoti(peer: Peer) -> Callable[[Tensors], Bound]:
     inputs = make_inputs(example.inputs, shapes, tracing_sizes(contract.dims, example.dims), ranges, 0)
     captured = capture(fresh_copy(source.model), source.named(inputs), inputs, shapes, contract.dims)
     with tempfile.TemporaryDirectory(prefix="mctl-bench-") as folder:
-        path, once = f"{folder}/model.pt2", {"aot_inductor.precompile_headers": False}  # pays from the second one on
-        package = torch._inductor.aoti_compile_and_package(captured.exported, package_path=path, inductor_configs=once)
-        model = torch._inductor.aoti_load_package(package)
+        model = torch_private.stock_model(captured.exported, Path(folder, "model.pt2"))
 
     def bind(inputs: Tensors) -> Bound:
         ordered = [inputs[name] for name in shapes]

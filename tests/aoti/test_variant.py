@@ -129,7 +129,9 @@ def test_what_every_operator_returns_is_looked_at(monkeypatch: pytest.MonkeyPatc
     inputs = torch.randn(4, 4), torch.zeros(4, 4, dtype=torch.int64)
     program = torch.export.export(Placing(), inputs)
     with pytest.raises(CompileError):
-        variant.compile_variant(program, Contract((), (), ()), Recipe("dynamic"), {"cpp_wrapper": True}, lambda: None)
+        variant.compile_variant(
+            program, Contract((), (), ()), Recipe("dynamic"), {"cpp_wrapper": True}, lambda: None, pytest.fail
+        )
     calls = re.findall(r"^.*\baoti_torch_(?:cpu_\w+|index_put_out)\(.*\);$", wrappers[0], re.MULTILINE)
     assert len(calls) == 3
     assert all(call.strip().startswith("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_") for call in calls), calls

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mctl.aoti.inductor import settings
-from mctl.aoti.small_loops import small_loops_alone
+from mctl.aoti.torch_private import small_loops_alone
 from mctl.aoti.workspace import find_compiler
 
 OPENMP = ctypes.CDLL("libgomp.so.1")  # that of the compiled code; torch has its own
@@ -71,7 +71,7 @@ def generate(loop: Callable[[Tensor], Tensor]) -> str:
         Model(loop), (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=1 << 20)},)
     )
     chosen = settings((), "native", find_compiler()[0], stateful=False)
-    with stopped_at_the_code(), small_loops_alone():
+    with stopped_at_the_code(), small_loops_alone(print):
         try:
             torch._inductor.aot_compile(program.module(), (x,), options=chosen)
         except Generated as generated:

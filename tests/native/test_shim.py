@@ -136,7 +136,7 @@ def test_it_says_what_it_speaks(shim: ctypes.CDLL) -> None:
     shim.mctl_shim_abi.restype = c_char_p
     shim.aoti_torch_abi_version.restype = ctypes.c_uint64
     said = shim.mctl_shim_abi().decode()
-    assert said.endswith(f"of torch 2.13; tested with {', '.join(host.SHIM_TESTED)}")
+    assert said.endswith(f"of torch 2.13; tested with {', '.join(host.TORCH_TESTED)}")
     assert shim.aoti_torch_abi_version() >> 48 == 0x020D
 
 

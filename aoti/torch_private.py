@@ -1,0 +1,349 @@
+"""Every touch of torch's private parts, one function each. Nothing else of mctl names them.
+
+A docstring says what is touched and why, and what happens with a torch that is another inside ("Otherwise"): an error,
+or a note, which the bundle keeps and `mctl inspect` shows. Each was tried with the torch versions of
+`bundle_format.host.TORCH_TESTED`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bundle_format.errors import CompileError
+from ..bundle_format.host import TORCH_TESTED
+from ..bundle_format.interface import operator
+from . import small_loops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+Note = Callable[[str], None]
+
+OPTIONS = "torch._inductor.config"
+_STATEMENT = re.compile(r"^(\s*)((\w+)\(.*\));$", re.MULTILINE)
+_CALL = re.compile(r"\b(aoti_torch_\w+)\(")
+_CHECKED = re.compile(r"\bAOTITorchError\b|\bAOTI_TORCH_ERROR_CODE_CHECK\(")  # or declared
+_PRAGMA = "#pragma omp parallel"
+
+
+def installed() -> str:
+    import torch
+
+    return f"torch {torch.__version__}"
+
+
+def unknown(what: str, way_round: str = "") -> CompileError:
+    """This torch is another inside."""
+    tested = f"use one that this mctl was tested with: {', '.join(TORCH_TESTED)}"
+    return CompileError(f"{installed()} {what}", f"{way_round}; or {tested}" if way_round else tested)
+
+
+# --- inductor's options -----------------------------------------------------------------------------------------------
+
+
+def options() -> Mapping[str, Any]:
+    """inductor's options with their values.
+
+    Touches: `torch._inductor.config.get_config_copy`.
+    Why: `--inductor KEY=VALUE` is checked before a child process compiles for a minute.
+    Otherwise: AttributeError, since nothing can be compiled without options.
+    """
+    from torch._inductor import config
+
+    return config.get_config_copy()  # type: ignore[no-any-return]
+
+
+def option_type(key: str) -> Any:
+    """The type that torch declares for an option; NoneType where it declares none.
+
+    Touches: `torch._inductor.config.get_type`.
+    Why: the text of `--inductor KEY=VALUE` becomes a value of that type.
+    Otherwise: AttributeError.
+    """
+    from torch._inductor import config
+
+    return config.get_type(key)
+
+
+def c_functions(declarations: dict[Any, list[str]]) -> dict[str, Any]:
+    """The option that has inductor call operators of ours as C functions.
+
+    Touches: the option `aot_inductor.custom_ops_to_c_shims`.
+    Why: mctl's kernels are linked into the variant, and are called without libtorch.
+    Otherwise: CompileError; `--kernels torch` needs none of it.
+    """
+    option = "aot_inductor.custom_ops_to_c_shims"
+    if option not in options():
+        raise unknown("cannot call mctl's kernels", "`--kernels torch` does without them")
+    return {option: declarations}
+
+
+def pretend_cpu(features: Sequence[str], note: Note) -> None:
+    """inductor generates code for a CPU with these flags of /proc/cpuinfo, not for this machine's.
+
+    Touches: `torch.cpu._is_*_supported`, which inductor asks.
+    Why: `--target` names another machine; vectors are as wide as that one has.
+    Otherwise: noted; what inductor asks instead is this machine.
+    """
+    import torch
+
+    answers = {
+        "_is_avx2_supported": "avx2",
+        "_is_avx512_supported": "avx512f",
+        "_is_avx512_bf16_supported": "avx512_bf16",
+        "_is_vnni_supported": "avx512_vnni",
+        "_is_amx_tile_supported": "amx_tile",
+        "_is_amx_fp16_supported": "amx_fp16",
+    }
+    for name, flag in answers.items():
+        if not hasattr(torch.cpu, name):
+            note(f"{installed()} has no `torch.cpu.{name}`: its code is for the machine that compiled, as to `{flag}`")
+        setattr(torch.cpu, name, lambda found=flag in features: found)
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def compile_library(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, Any]
+) -> "tuple[str, dict[str, Tensor]]":
+    """The path of the compiled library, and its constants by the names that it has for them.
+
+    Touches: `torch._inductor.aot_compile`, which gives paths and one mapping of weights for
+    `package_constants_on_disk_format`.
+    Why: `torch._inductor.aoti_compile_and_package` would put the constants into an archive of its own.
+    Otherwise: CompileError, by what it raises.
+    """
+    import torch
+
+    files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
+    library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
+    weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
+    return library, {name: tensor for name, (tensor, _) in weights.items()}
+
+
+@contextmanager
+def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) -> "Iterator[list[Lowered]]":
+    """The lowered graphs of the compiles inside the block; `starting_cpp` gets each, with what torch says of operators
+    outside its C interface (JSON), before the C++ compiler is called.
+
+    Touches: `AotCodeCompiler.compile(graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, …)`, replaced.
+    Why: inductor gives back nothing but files, and a model that could not be served is refused before C++ is compiled.
+    Otherwise: CompileError; without it constants that the model changes would be taken for fixed ones.
+    """
+    from torch._inductor.codecache import AotCodeCompiler
+
+    lowered: list[Lowered] = []
+    original = getattr(AotCodeCompiler, "compile", None)
+    if original is None or len(_positional(original)) != 4:
+        raise unknown("compiles in a way that this mctl does not know")
+
+    def compile_cpp(graph: Any, wrapper: str, kernels: str, foreign: str | None, **options: Any) -> Any:
+        lowered.append(Lowered(graph))
+        starting_cpp(lowered[-1], foreign)
+        return original(graph, with_checks(wrapper, note), kernels, foreign, **options)
+
+    AotCodeCompiler.compile = compile_cpp
+    try:
+        yield lowered
+    finally:
+        AotCodeCompiler.compile = original
+
+
+class Lowered:
+    """A program as inductor has lowered it.
+
+    Touches: `GraphLowering.constants`, `folded_constants`, `allocated_constant_name`, `mutated_buffers`, `operations`,
+    and of these `ExternKernel.cpp_kernel_name` and `origins`.
+    Why: which constant of the library is which of the model and which of them it writes to, and where in the model the
+    operators come from that are not compiled.
+    Otherwise: AttributeError for the constants, without which there is no bundle; callers are left out, and noted.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def constants(self) -> "dict[str, Tensor]":
+        """By the names of the program, which those that inductor folded no longer have."""
+        folded = self._graph.folded_constants
+        return {name: tensor for name, tensor in self._graph.constants.items() if name not in folded}
+
+    def library_names(self) -> dict[str, str]:
+        """What the library calls each of them."""
+        return {name: self._graph.allocated_constant_name[name] for name in self.constants()}
+
+    def written(self) -> set[str]:
+        """Those that the model changes, by the names of the program."""
+        return set(self._graph.mutated_buffers) & self.constants().keys()
+
+    def callers(self, note: Note) -> dict[str, tuple[str, ...]]:
+        """For each operator that is not compiled ("convolution"): the modules of the model that it comes from."""
+        try:
+            return _callers(self._graph.operations)
+        except (ImportError, AttributeError) as error:
+            note(f"{installed()} does not say which modules call operators that are not compiled: {error}")
+            return {}
+
+
+def _callers(operations: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+    from torch._inductor.ir import ExternKernel
+
+    found: dict[str, dict[str, None]] = {}
+    for operation in operations:
+        if isinstance(operation, ExternKernel) and operation.cpp_kernel_name:
+            stacks = [node.meta.get("nn_module_stack") or {} for node in operation.origins]
+            paths = [path for stack in stacks for path, _ in stack.values() if path]
+            found.setdefault(_operator(operation.cpp_kernel_name), {}).update(
+                dict.fromkeys(sorted(paths, key=len)[-1:])
+            )
+    return {name: tuple(modules) for name, modules in found.items()}
+
+
+def _operator(kernel: str) -> str:
+    """As the library's imports have it: "sort_stable" for `at::_ops::sort_stable::call`."""
+    name = kernel.removesuffix("::call").rpartition("::")[2]
+    return name.removeprefix("aoti_torch_cpu_").removeprefix("aoti_torch_")
+
+
+def is_cpp_error(error: BaseException) -> bool:
+    """Whether the C++ compiler refused what torch generated; the error's text is then what it said.
+
+    Touches: the name of `torch._inductor.exc.CppCompileError`.
+    Why: a full disk or too little memory is told as that.
+    Otherwise: it is told as a failure of torch.
+    """
+    return type(error).__name__ == "CppCompileError"
+
+
+def with_checks(wrapper: str, note: Note) -> str:
+    """The generated C++ with a look at what each operator returns.
+
+    Touches: the text of the code, in which a call that is not looked at stands on a line of its own.
+    Why: torch leaves it out for scatter and index_put, where an index out of range would be wrong numbers.
+    Otherwise: the operators whose calls are still not looked at are noted.
+    """
+
+    def checked(found: re.Match[str]) -> str:
+        indent, call, name = found.groups()
+        return f"{indent}AOTI_TORCH_ERROR_CODE_CHECK({call});" if operator(name) else found[0]
+
+    code = _STATEMENT.sub(checked, wrapper)
+    lines = [line for line in code.splitlines() if not _CHECKED.search(line)]
+    left = sorted({name for line in lines for call in _CALL.findall(line) if (name := operator(call))})
+    if left:
+        note(f"an error of {', '.join(f'`{name}`' for name in left)} is not seen: {installed()} writes the call anew")
+    return code
+
+
+# --- generated loops --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_loops_alone(note: Note) -> Iterator[None]:
+    """In what inductor generates inside the block, `#pragma omp parallel` is followed by `if(WORK >= N)`.
+
+    Touches: `CppKernel.codegen_loops_impl(loop_nest, code, worksharing)`, replaced; of its arguments
+    `IndentedBuffer.get_lines_ref`, `WorkSharing.in_parallel`, the nest's `loops` and `kernel`, down to the lines that
+    are generated; `cexpr_index`.
+    Why: torch opens a parallel region for every loop: small_loops.py.
+    Otherwise: noted; regions are as torch writes them.
+    """
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.utils import IndentedBuffer
+
+    original = getattr(CppKernel, "codegen_loops_impl", None)
+    known = ["self", "loop_nest", "code", "worksharing"]
+    if not original or _positional(original) != known or not hasattr(IndentedBuffer, "get_lines_ref"):
+        _note_loops(note)
+        yield
+        return
+
+    def codegen_loops_impl(self: Any, loop_nest: Any, code: Any, worksharing: Any) -> None:
+        lines = code.get_lines_ref()
+        begin = len(lines)
+        original(self, loop_nest, code, worksharing)
+        if region := _opened(lines, begin):
+            worksharing.mctl_region = region
+        elif getattr(worksharing, "in_parallel", False):
+            region = getattr(worksharing, "mctl_region", None)
+        if region:
+            region.add(loop_nest, note)
+
+    CppKernel.codegen_loops_impl = codegen_loops_impl
+    try:
+        yield
+    finally:
+        CppKernel.codegen_loops_impl = original
+
+
+class _Region:
+    """A parallel region: line `at` has its pragma. Loops may be added as long as it is open."""
+
+    def __init__(self, lines: list[Any], at: int) -> None:
+        self._lines, self._at, self._pragma = lines, at, lines[at]
+        self._work: Any = 0  # None: not known
+
+    def add(self, loop_nest: Any, note: Note) -> None:
+        from torch._inductor.codegen.cpp import cexpr_index
+
+        if self._work is None:
+            return
+        try:
+            self._work += _work_of(loop_nest)
+        except (AttributeError, TypeError, IndexError):
+            self._work = None
+            _note_loops(note)
+        condition = "" if self._work is None else f" if({cexpr_index(self._work)} >= {small_loops.ENOUGH_WORK})"
+        self._lines[self._at] = self._pragma + condition
+
+
+def _note_loops(note: Note) -> None:
+    note(f"small loops take all threads: {installed()} generates them in a way that this mctl does not know")
+
+
+def _opened(lines: list[Any], begin: int) -> _Region | None:
+    found = [at for at in range(begin, len(lines)) if isinstance(lines[at], str) and _PRAGMA in lines[at]]
+    return _Region(lines, found[-1]) if found else None
+
+
+def _work_of(loop_nest: Any) -> Any:
+    """An expression of the sizes: that of the loops times what is inside them, which may be more loops."""
+    inner = getattr(loop_nest.kernel, "inner", None)
+    work = _work_of_one(loop_nest.kernel) if inner is None else sum(map(_work_of, inner))
+    for loop in loop_nest.loops or ():
+        work = work * loop.size
+    return work
+
+
+def _work_of_one(kernel: Any) -> int:
+    """`kernels`: the first is the one for whole vectors, if there is one."""
+    main = kernel.kernels[0]
+    code = "\n".join(part.getvalue() for part in (main.loads, main.compute, main.stores))
+    return small_loops.work_of_code(code, getattr(main, "tiling_factor", 1))
+
+
+# --- torch alone, as a peer -------------------------------------------------------------------------------------------
+
+
+def stock_model(exported: "ExportedProgram", path: Path) -> Callable[..., Any]:
+    """The model as torch alone compiles it ahead of time, with torch's settings; `path` ends in .pt2.
+
+    Touches: `torch._inductor.aoti_compile_and_package` and `aoti_load_package`, which torch documents.
+    Why: `mctl bench --against aoti`.
+    Otherwise: what it raises is told as that peer's failure.
+    """
+    import torch
+
+    once = {"aot_inductor.precompile_headers": False}  # pays from the second one on
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=once)
+    return torch._inductor.aoti_load_package(package)  # type: ignore[no-any-return]
+
+
+def _positional(function: Any) -> list[str]:
+    """Names of its parameters without those that are given by name only."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
