@@ -42,6 +42,20 @@ def test_imports_run_downward(path: Path) -> None:
         assert LEVELS[other] < LEVELS[own], f"{own} imports {other}"
 
 
+# The rooms of the runner, from the ground up: a file may include what lies in its own room or below it.
+CPP = ROOT / "runner" / "cpp"
+ROOMS = ["format", "model", "pool", "engine", "registry", "doors"]
+CPP_FILES = sorted(path for room in ROOMS for path in (CPP / room).iterdir())
+
+
+@pytest.mark.parametrize("path", CPP_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_includes_run_downward(path: Path) -> None:
+    for included in re.findall(r'#include "([^"]+)"', path.read_text()):
+        room = Path(included).parent.name
+        assert room in ROOMS, f"{path.name} includes {included}, which is in no room"
+        assert ROOMS.index(room) <= ROOMS.index(path.parent.name), f"{path.parent.name} includes {included}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))

@@ -1,4 +1,4 @@
-// mctl-runner: one binary, three roles. `serve` is for people, `worker` is how the supervisor starts its processes,
+// mctl-runner: one binary, three roles. `serve` is for people, `worker` is how a pool starts its processes,
 // `measure` is how `mctl bench` does.
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 #include "model/measure.h"
 #include "options.h"
-#include "pool/supervisor.h"
+#include "pool/process_pool.h"
 #include "pool/worker.h"
 #include "serve.h"
 
@@ -35,10 +35,10 @@ int serve(const std::vector<std::string>& words) {
   return done ? *done : fail(done.error());
 }
 
-// LIBTORCH THREADS [--no-verify] [--no-sandbox] [--replaces] [--quick]; descriptors have the numbers that the
-// supervisor gave them.
+// LIBTORCH THREADS MAX_ROWS [--no-verify] [--no-sandbox] [--replaces] [--quick], where 0 rows are the contract's.
+// Descriptors have the numbers that the pool gave them.
 int work(const std::vector<std::string>& words) {
-  if (words.size() < 2) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
+  if (words.size() < 3) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
   mctl::WorkerOptions options;
   options.bundle_fd = mctl::kBundleFd;
   options.arena_fd = mctl::kArenaFd;
@@ -46,6 +46,7 @@ int work(const std::vector<std::string>& words) {
   options.done_fd = mctl::kDoneFd;
   options.libtorch = words[0];
   options.threads = std::atoi(words[1].c_str());
+  if (const std::int64_t rows = std::atoll(words[2].c_str()); rows > 0) options.max_rows = rows;
   const auto given = [&](std::string_view flag) { return std::find(words.begin(), words.end(), flag) != words.end(); };
   options.verify = !given("--no-verify");
   options.sandbox = !given("--no-sandbox");

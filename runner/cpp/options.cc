@@ -32,7 +32,8 @@ const Option kOptions[] = {
     {"--max-batch-size", "ROWS", &ServeOptions::max_batch_size, 1, kMost, "[the contract's maximum]"},
     {"--max-queue-delay-us", "US", &ServeOptions::max_queue_delay_us, 0, kMost, "wait for company [0]"},
     {"--allowed-batch-sizes", "V,V,...", &ServeOptions::allowed_batch_sizes, 1, kMost, "[the bundle's buckets]"},
-    {"--max-queue-size", "ROWS", &ServeOptions::max_queue_size, 1, kMost, "503 beyond [4 x batch x instances]"},
+    {"--max-queue-size", "ROWS", &ServeOptions::max_queue_size, 1, kMost,
+     "503 beyond [4 x batch x instances, at least 256]"},
     {"--default-timeout-ms", "MS", &ServeOptions::default_timeout_ms, 1, kMost, "a request's deadline [30000]"},
     {"--latency-target-ms", "MS", &ServeOptions::latency_target_ms, 1, kMost,
      "batch size and admission keep it [none]"},
@@ -137,18 +138,16 @@ Result<ServeOptions> parse_serve_options(std::span<const std::string> words) {
   for (std::size_t index = 0; index < words.size();) {
     if (words[index].starts_with("--")) {
       if (auto done = take(options, words, index); !done) return done.error();
-    } else if (options.bundle.empty()) {
-      options.bundle = words[index++];
     } else {
-      return usage("one bundle at a time: `" + options.bundle + "` and `" + words[index] + "`");
+      options.bundles.push_back(words[index++]);
     }
   }
-  if (options.bundle.empty()) return usage("no bundle given");
+  if (options.bundles.empty()) return usage("no bundle given");
   return options;
 }
 
 std::string serve_help() {
-  std::string text = "usage: mctl-runner serve BUNDLE [OPTION VALUE]…\n\nServes a bundle over HTTP.\n\n";
+  std::string text = "usage: mctl-runner serve BUNDLE… [OPTION VALUE]…\n\nServes bundles over HTTP.\n\n";
   for (const Option& option : kOptions) {
     std::string left = "  " + std::string(option.name) + " " + std::string(option.takes);
     left.resize(std::max<std::size_t>(left.size(), 32), ' ');

@@ -2,6 +2,8 @@
 
 #include <ctime>
 
+#include "format/text.h"
+
 namespace mctl {
 namespace {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "doors/connection.h"
-#include "engine/batcher.h"
+#include "engine/call.h"
 
 namespace mctl {
 

@@ -66,12 +66,21 @@ void Connection::turn_away(const Error& error) {
 
 std::span<const std::byte> Connection::body() const {
   if (parser_->chunked()) return std::as_bytes(std::span(parser_->chunks()));
-  const std::size_t length = head().content_length.value_or(0);
-  return std::as_bytes(std::span(buffer_.get() + body_at_, length));
+  return std::as_bytes(std::span(buffer_.get() + body_at_, parsed_ - body_at_));
+}
+
+std::shared_ptr<const void> Connection::take_body() {
+  if (parser_->chunked()) return std::make_shared<std::string>(parser_->take_chunks());
+  const std::shared_ptr<char[]> taken = std::move(buffer_);
+  const std::string_view rest(taken.get() + parsed_, filled_ - parsed_);  // what was sent ahead
+  capacity_ = filled_ = parsed_ = body_at_ = 0;
+  grow(std::max(kFirstBuffer, rest.size() + kSlack));
+  std::memcpy(buffer_.get(), rest.data(), rest.size());
+  filled_ = rest.size();
+  return taken;
 }
 
 // --- reading
-// ----------------------------------------------------------------------------------------------------------
 
 // Waits without a buffer in hand, so that the buffer may move meanwhile.
 void Connection::wait() {
@@ -197,7 +206,6 @@ void Connection::refuse(const Error& error) {
 }
 
 // --- writing
-// ----------------------------------------------------------------------------------------------------------
 
 void Connection::respond(Answer answer) {
   if (state_ != State::serving) return;
@@ -258,7 +266,6 @@ void Connection::next_request() {
 }
 
 // --- the end
-// ----------------------------------------------------------------------------------------------------------
 
 // Closing with bytes unread would reset the connection and could destroy the answer on its way.
 void Connection::linger() {

@@ -61,6 +61,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string address() const;   // ADDRESS:PORT
   const Head& head() const { return parser_->request(); }
   std::span<const std::byte> body() const;
+  // Keeps the body's bytes where they are, for as long as what is returned lives: once, and body() is empty then.
+  std::shared_ptr<const void> take_body();
   Clock::time_point begun() const { return begun_; }  // when the request was complete
   void respond(Answer answer);
   std::weak_ptr<void> context;  // the service's, for the request in hand

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <ctime>
 
+#include "format/text.h"
+
 namespace mctl {
 namespace {
 
@@ -28,6 +30,7 @@ constexpr StatusLine kStatuses[] = {
     {Code::too_slow, 408, "Request Timeout"},
     {Code::too_large, 413, "Content Too Large"},
     {Code::unsupported, 415, "Unsupported Media Type"},
+    {Code::unsayable, 422, "Unprocessable Content"},
     {Code::unimplemented, 501, "Not Implemented"},
     {Code::unavailable, 503, "Service Unavailable"},
     {Code::deadline, 504, "Gateway Timeout"},
@@ -57,36 +60,11 @@ std::optional<std::uint64_t> decimal(std::string_view text) {
   return value;
 }
 
-bool printable(std::string_view text) {
+bool is_visible_ascii(std::string_view text) {
   for (const char c : text) {
     if (c < 0x20 || c > 0x7e) return false;
   }
   return true;
-}
-
-// The length of the UTF-8 sequence that text starts with; 0 if it is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto tail = [&](std::size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const unsigned first = byte(0), second = byte(1);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first < 0xe0) return tail(1) ? 2 : 0;
-  if (first >= 0xe0 && first < 0xf0) {
-    const bool fits = !(first == 0xe0 && second < 0xa0) && !(first == 0xed && second >= 0xa0);
-    return fits && tail(1) && tail(2) ? 3 : 0;
-  }
-  if (first >= 0xf0 && first < 0xf5) {
-    const bool fits = !(first == 0xf0 && second < 0x90) && !(first == 0xf4 && second >= 0x90);
-    return fits && tail(1) && tail(2) && tail(3) ? 4 : 0;
-  }
-  return 0;
-}
-
-void append_escape(std::string& out, unsigned char c) {
-  constexpr char digits[] = "0123456789abcdef";
-  out += "\\u00";
-  out += digits[c >> 4];
-  out += digits[c & 15];
 }
 
 std::string sentence_of(const boost::beast::error_code& ec) {
@@ -142,28 +120,6 @@ std::string http_date(std::int64_t seconds) {
   gmtime_r(&time, &parts);
   char text[40];
   return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts)};
-}
-
-void append_json_string(std::string& out, std::string_view text) {
-  out += '"';
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    const char c = text.front();
-    if (length == 0) {
-      out += "\\ufffd";
-    } else if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (length == 1 && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
-      append_escape(out, static_cast<unsigned char>(c));
-    } else if (c == '\xc2' && static_cast<unsigned char>(text[1]) < 0xa0) {  // a C1 control, such as a terminal's CSI
-      append_escape(out, static_cast<unsigned char>(text[1]));
-    } else {
-      out += text.substr(0, length);
-    }
-    text.remove_prefix(length ? length : 1);
-  }
-  out += '"';
 }
 
 RequestParser::RequestParser(std::uint64_t max_body, std::uint32_t max_header) : max_body_(max_body) {
@@ -227,7 +183,7 @@ void RequestParser::other_field(std::string_view name, std::string_view value) {
     head_.json_length = decimal(value).value_or(never);
   } else if (iequals(name, "x-mctl-timeout-ms")) {
     head_.timeout_ms = decimal(value).value_or(never);
-  } else if (iequals(name, "x-request-id") && value.size() <= kMaxId && printable(value)) {
+  } else if (iequals(name, "x-request-id") && value.size() <= kMaxId && is_visible_ascii(value)) {
     head_.request_id = value;
   }
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "format/result.h"
 
@@ -38,9 +39,6 @@ unsigned status_of(Code code);
 void append_head(std::string& out, const Answer& answer, std::string_view date, bool keep_alive, bool http_1_0);
 std::string http_date(std::int64_t seconds);
 
-// Appends text as a JSON string, quotes included; what is no UTF-8 becomes U+FFFD.
-void append_json_string(std::string& out, std::string_view text);
-
 // Parses one request; bytes of a body of known length are left where they are.
 class RequestParser final : public boost::beast::http::basic_parser<true> {
  public:
@@ -51,6 +49,7 @@ class RequestParser final : public boost::beast::http::basic_parser<true> {
 
   const Head& request() const { return head_; }
   const std::string& chunks() const { return chunks_; }  // the body, if it came in chunks
+  std::string take_chunks() { return std::exchange(chunks_, {}); }
 
  private:
   using Fault = boost::beast::error_code;

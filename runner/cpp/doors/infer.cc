@@ -12,6 +12,7 @@ namespace mctl {
 namespace {
 
 constexpr std::int64_t kLongestTimeout = 86'400'000;  // ms: a day
+constexpr std::size_t kCopied = 64 << 10;             // bytes of tensors that are copied rather than kept in their body
 
 // `application/json; charset=utf-8` is JSON. No type at all is what many clients of binary tensors send, and that of a
 // form is what `curl -d` says of any body.
@@ -40,36 +41,32 @@ std::string hexadecimal(std::uint64_t value) {
 }  // namespace
 
 struct InferCall final : Call {
-  InferCall(Router& owner, std::shared_ptr<Connection> client) : router(owner), connection(std::move(client)) {}
+  InferCall(Router& owner, std::shared_ptr<ServedModel> served, std::shared_ptr<Connection> from)
+      : router(owner), model(std::move(served)), connection(std::move(from)) {}
   void finished(const Error* error) override { router.done(*this, error); }
 
   Router& router;
-  std::shared_ptr<Connection> connection;
+  const std::shared_ptr<ServedModel> model;
+  const std::shared_ptr<Connection> connection;
   InferRequest request;
-  std::string inflated;  // the body, if it came compressed
+  std::string inflated;              // the body, if it came compressed and tensors lie in it
+  std::shared_ptr<const void> body;  // the same, if it came as it is and they are large
 };
 
-void Router::infer(const std::shared_ptr<Connection>& connection) {
-  auto call = std::make_shared<InferCall>(*this, connection);
+void Router::infer(const std::shared_ptr<Connection>& connection, ServedModel& model) {
+  auto call = std::make_shared<InferCall>(*this, model.shared_from_this(), connection);
   call->arrival_ns = connection->begun().time_since_epoch() / std::chrono::nanoseconds(1);
   call->client = connection->client();
   connection->context = call;
   if (auto submitted = submit(call); !submitted) done(*call, &submitted.error());
 }
 
+// The queue is asked for room before anything is parsed: under overload that is most of the work.
 Status Router::submit(const std::shared_ptr<InferCall>& call) {
-  if (auto status = room(*call->connection); !status) return status;
-  if (auto status = read(*call); !status) return status;
-  if (auto status = bind(*call); !status) return status;
-  if (batcher_) return batcher_->submit(call);
-  answer_zeros(*call);
-  return Done{};
-}
-
-// Asked before anything is parsed: under overload that is most of the work.
-Status Router::room(const Connection& connection) const {
   if (auto status = available(); !status) return status;
-  return batcher_ ? batcher_->admit(connection.client(), 1) : Done{};
+  if (auto status = call->model->admit(call->client, 1); !status) return status;
+  if (auto status = read(*call); !status) return status;
+  return call->model->submit(call);
 }
 
 Status Router::read(InferCall& call) {
@@ -84,10 +81,23 @@ Status Router::read(InferCall& call) {
     call.inflated = *std::move(inflated);
     body = std::as_bytes(std::span(call.inflated));
   }
-  auto request = parse_infer(manifest_.contract, body, head.json_length, settings_.max_request_rows);
+  const Contract& contract = call.model->contract();
+  auto request = parse_infer(contract, body, head.json_length, call.model->max_request_rows());
   if (!request) return request.error();
   call.request = *std::move(request);
-  std::int64_t timeout = settings_.default_timeout / std::chrono::nanoseconds(1);
+  for (const auto& [name, value] : call.request.parameters) {
+    if (auto same = check_constant(contract, name, value); !same) return same.error();
+  }
+  if (auto status = set_deadline(call); !status) return status;
+  own(call);
+  std::vector<Given> given;
+  for (const auto& input : call.request.inputs) given.push_back({input.name, input.dtype, input.shape, input.data});
+  return call.model->bind(call, given);
+}
+
+Status Router::set_deadline(InferCall& call) const {
+  const Head& head = call.connection->head();
+  std::int64_t timeout = call.model->default_timeout_ns();
   call.deadline_stated = call.request.timeout_us || head.timeout_ms;
   if (call.request.timeout_us) timeout = std::min(*call.request.timeout_us, kLongestTimeout * 1000) * 1000;
   if (head.timeout_ms) {
@@ -100,41 +110,29 @@ Status Router::read(InferCall& call) {
   return Done{};
 }
 
-// Holds the request to the contract.
-Status Router::bind(InferCall& call) {
-  const Contract& contract = manifest_.contract;
-  std::vector<Given> given;
-  for (const auto& input : call.request.inputs) given.push_back({input.name, input.dtype, input.shape, input.data});
-  std::vector<std::size_t> order;
-  const auto most = packing_.batch_dim() ? std::optional(settings_.max_request_rows) : std::nullopt;
-  auto dims = check(contract, given, order, most);
-  if (!dims) return dims.error();
-  for (const auto& [name, value] : call.request.parameters) {
-    if (auto same = check_constant(contract, name, value); !same) return same.error();
+// What the call needs stays with it: the connection's buffer is for the next request. Small tensors are copied, of
+// large ones the whole body is taken.
+void Router::own(InferCall& call) const {
+  std::size_t bytes = 0;
+  for (const auto& input : call.request.inputs) bytes += input.parsed.empty() ? input.data.size() : 0;
+  if (!call.inflated.empty() && bytes > 0) return;
+  call.inflated = {};
+  if (bytes > kCopied) {
+    call.body = call.connection->take_body();
+    return;
   }
-  call.dims = *std::move(dims);
-  call.rows = packing_.rows_of(call.dims);
-  for (const std::size_t index : order) call.inputs.push_back(call.request.inputs[index].data);
-  return packing_.possible(call.dims);
-}
-
-void Router::answer_zeros(InferCall& call) {
-  for (const Tensor& output : manifest_.contract.outputs) {
-    const std::size_t bytes = *bytes_of(output, call.dims);
-    if (bytes > zeros_.size()) zeros_.resize(bytes);
-    call.outputs.push_back({*shape_of(output, call.dims), {}});
+  for (auto& input : call.request.inputs) {
+    if (!input.parsed.empty()) continue;
+    input.parsed.assign(input.data.begin(), input.data.end());
+    input.data = input.parsed;
   }
-  for (std::size_t i = 0; i < call.outputs.size(); ++i) {
-    call.outputs[i].data = std::span(zeros_).first(*bytes_of(manifest_.contract.outputs[i], call.dims));
-  }
-  done(call, nullptr);
 }
 
 bool Router::gone(Connection& connection) {
   const auto call = std::static_pointer_cast<InferCall>(connection.context.lock());
-  if (!call || !batcher_ || !batcher_->cancel(*call)) return true;
+  if (!call || !call->model->cancel(*call)) return true;
   const std::int64_t total_ns = now_ns() - call->arrival_ns;
-  metrics_.request(Outcome::cancelled, static_cast<std::uint64_t>(total_ns));
+  call->model->metrics().request(Outcome::cancelled, static_cast<std::uint64_t>(total_ns));
   if (settings_.log) {
     settings_.log(line_of({connection, connection.head().request_id, kClientWentAway, total_ns, call.get()}));
   }
@@ -142,17 +140,14 @@ bool Router::gone(Connection& connection) {
 }
 
 void Router::done(InferCall& call, const Error* error) {
-  std::optional<Answer> answer;
-  if (!error) {
-    auto made = answer_infer(manifest_, call.request, call.outputs);
-    answer = made ? *std::move(made) : refusal(made.error());
-  } else {
-    answer = refusal(*error);
-  }
+  Result<Answer> made = error ? Result<Answer>(*error)
+                              : answer_infer(call.model->name(), call.model->version(), call.model->contract(),
+                                             call.request, call.outputs);
+  Answer answer = made ? *std::move(made) : refusal(made.error());
   const std::int64_t total_ns = now_ns() - call.arrival_ns;
   const std::string& asked = call.connection->head().request_id;
   const std::string id = asked.empty() ? hexadecimal(next_id_++) : asked;
-  std::string& fields = answer->fields;
+  std::string& fields = answer.fields;
   (fields += "x-request-id: ") += id + "\r\n";
   append_ms(fields, "x-total-time", total_ns);
   if (call.batch_rows > 0) {
@@ -161,12 +156,12 @@ void Router::done(InferCall& call, const Error* error) {
     fields += "x-mctl-batch-size: " + std::to_string(call.batch_rows) + "\r\nx-mctl-bucket: " + call.bucket +
               "\r\nx-mctl-variant: " + call.variant + "\r\n";
   }
-  const bool gone = call.connection->gone();
-  metrics_.request(gone ? Outcome::cancelled : outcome_of(answer->status), static_cast<std::uint64_t>(total_ns));
+  const Outcome outcome = call.cancelled ? Outcome::cancelled : made ? Outcome::ok : outcome_of(made.error().code);
+  call.model->metrics().request(outcome, static_cast<std::uint64_t>(total_ns));
   if (settings_.log) {
-    settings_.log(line_of({*call.connection, id, gone ? kClientWentAway : answer->status, total_ns, &call}));
+    settings_.log(line_of({*call.connection, id, call.cancelled ? kClientWentAway : answer.status, total_ns, &call}));
   }
-  call.connection->respond(*std::move(answer));
+  call.connection->respond(std::move(answer));
 }
 
 }  // namespace mctl

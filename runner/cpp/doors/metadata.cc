@@ -53,7 +53,8 @@ std::string quoted(std::string_view text) {
 }
 
 // A shell command that sends a request of the smallest sizes. Long data is made by the shell.
-std::string example(const Manifest& manifest, const std::string& url, bool token) {
+std::string example(const Listed& model, const std::string& url, bool token) {
+  const Manifest& manifest = model.manifest;
   DimSizes smallest;
   for (const Dim& dim : manifest.contract.dims) smallest.push_back(dim.min);
   std::string before, body = "{\"inputs\":[";  // before: what the shell puts in front of the body's last part
@@ -77,7 +78,8 @@ std::string example(const Manifest& manifest, const std::string& url, bool token
     }
   }
   body += "]}";
-  std::string curl = "curl " + url + "/v2/models/" + manifest.name + "/infer -H 'content-type: application/json'";
+  std::string curl =
+      "curl " + url + "/v2/models/" + std::string(model.name) + "/infer -H 'content-type: application/json'";
   if (token) curl += " -H \"authorization: Bearer $TOKEN\"";
   if (before.empty()) return curl + " -d " + quoted(body);
   return "{ " + before + "printf %s " + quoted(body) + "; } | " + curl + " -d @-";
@@ -89,17 +91,18 @@ std::string server_metadata() {
   return R"({"name":"mctl","version":")" MCTL_VERSION R"(","extensions":["binary_tensor_data","statistics"]})";
 }
 
-std::string model_metadata(const Manifest& manifest) {
-  return json::serialize(json::value{{"name", manifest.name},
-                                     {"versions", json::array{manifest.version}},
+std::string model_metadata(const Listed& model, std::span<const std::string> versions) {
+  return json::serialize(json::value{{"name", model.name},
+                                     {"versions", json::array(versions.begin(), versions.end())},
                                      {"platform", "torch_aoti"},
-                                     {"inputs", tensors(manifest.contract.inputs)},
-                                     {"outputs", tensors(manifest.contract.outputs)},
-                                     {"properties", properties(manifest)}});
+                                     {"inputs", tensors(model.manifest.contract.inputs)},
+                                     {"outputs", tensors(model.manifest.contract.outputs)},
+                                     {"properties", properties(model.manifest)}});
 }
 
-std::string front_page(const Manifest& manifest, const std::string& url, bool token, bool as_json) {
-  const std::string model = "/v2/models/" + manifest.name;
+std::string front_page(std::span<const Listed> models, const std::string& url, bool token, bool as_json) {
+  const std::string any = models.size() == 1 ? std::string(models.front().name) : "NAME";
+  const std::string model = "/v2/models/" + any;
   const std::vector<std::string> paths = {"GET /v2",
                                           "GET /v2/health/live",
                                           "GET /v2/health/ready",
@@ -108,17 +111,26 @@ std::string front_page(const Manifest& manifest, const std::string& url, bool to
                                           "GET " + model + "/stats",
                                           "POST " + model + "/infer",
                                           "GET /metrics"};
-  const std::string curl = example(manifest, url, token);
+  json::array names, examples;
+  std::string text = "mctl " MCTL_VERSION " serves", curls;
+  for (const Listed& served : models) {
+    const std::string curl = example(served, url, token);
+    ((text += names.empty() ? " " : ", ") += served.name) += " (version " + std::string(served.version) + ")";
+    curls += "\n" + curl + "\n";
+    names.emplace_back(served.name);
+    examples.emplace_back(curl);
+  }
   if (as_json) {
     return json::serialize(json::value{{"name", "mctl"},
                                        {"version", MCTL_VERSION},
-                                       {"models", json::array{manifest.name}},
+                                       {"models", std::move(names)},
                                        {"paths", json::array(paths.begin(), paths.end())},
-                                       {"example", curl}});
+                                       {"example", examples.empty() ? json::value("") : examples.front()},
+                                       {"examples", examples}});
   }
-  std::string text = "mctl " MCTL_VERSION " serves " + manifest.name + " (version " + manifest.version + ")\n\n";
+  text += "\n\n";
   for (const std::string& path : paths) text += path + '\n';
-  return text + "\n" + curl + "\n";
+  return text + curls;
 }
 
 }  // namespace mctl

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "format/elements.h"
+#include "format/text.h"
 
 namespace mctl {
 namespace {
@@ -30,8 +31,8 @@ Status append_output(std::string& out, const Tensor& declared, const InferReques
   }
   out += ",\"data\":[";
   if (const auto bad = append_elements(out, declared.dtype, view.data)) {
-    return Error{Code::model, "output '" + wanted.name + "' holds NaN or Infinity (element " + std::to_string(*bad) +
-                                  "), which JSON cannot say: ask for it with binary_data"};
+    return Error{Code::unsayable, "output '" + wanted.name + "' holds NaN or Infinity (element " +
+                                      std::to_string(*bad) + "), which JSON cannot say: ask for it with binary_data"};
   }
   out += "]}";
   return Done{};
@@ -39,8 +40,8 @@ Status append_output(std::string& out, const Tensor& declared, const InferReques
 
 }  // namespace
 
-Result<Answer> answer_infer(const Manifest& manifest, const InferRequest& request,
-                            std::span<const OutputView> outputs) {
+Result<Answer> answer_infer(std::string_view model, std::string_view version, const Contract& contract,
+                            const InferRequest& request, std::span<const OutputView> outputs) {
   Answer answer;
   std::string& body = answer.body;
   std::size_t binary = 0;
@@ -57,14 +58,14 @@ Result<Answer> answer_infer(const Manifest& manifest, const InferRequest& reques
     body += ',';
   }
   body += "\"model_name\":";
-  append_json_string(body, manifest.name);
+  append_json_string(body, model);
   body += ",\"model_version\":";
-  append_json_string(body, manifest.version);
+  append_json_string(body, version);
   body += ",\"outputs\":[";
   for (std::size_t i = 0; i < request.outputs.size(); ++i) {
     const auto& wanted = request.outputs[i];
     if (i) body += ',';
-    const Tensor& declared = manifest.contract.outputs[wanted.index];
+    const Tensor& declared = contract.outputs[wanted.index];
     if (auto done = append_output(body, declared, wanted, outputs[wanted.index]); !done) return done.error();
   }
   body += "]}";

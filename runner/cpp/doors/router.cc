@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "doors/access_log.h"
+#include "doors/exposition.h"
 #include "doors/metadata.h"
+#include "format/text.h"
 
 namespace mctl {
 namespace {
@@ -67,8 +69,12 @@ std::vector<std::string> segments_of(std::string_view target) {
 
 // What comes after a model's name and, maybe, version.
 std::span<const std::string> rest_of(std::span<const std::string> path) {
-  const bool versioned = path.size() >= 5 && path[3] == "versions";
-  return path.subspan(versioned ? 5 : 3);
+  return path.subspan(path.size() >= 5 && path[3] == "versions" ? 5 : 3);
+}
+
+// The version that a path names; empty: none.
+std::string_view version_of(std::span<const std::string> path) {
+  return path.size() >= 5 && path[3] == "versions" ? std::string_view(path[4]) : std::string_view();
 }
 
 // Extensions of Triton's that clients may ask for.
@@ -83,27 +89,28 @@ bool is_model_extension(std::string_view name) {
          name == "unload";
 }
 
+Counted counted_of(const ServedModel& model) {
+  return {model.name(), model.version(), model.manifest(), model.metrics()};
+}
+
+std::vector<Counted> counted(std::span<const std::shared_ptr<ServedModel>> models) {
+  std::vector<Counted> all;
+  for (const auto& model : models) all.push_back(counted_of(*model));
+  return all;
+}
+
 }  // namespace
 
-Router::Router(const Manifest& manifest, RouterSettings settings, Packing& packing, Metrics& metrics,
-               Supervisor* supervisor, Batcher* batcher)
-    : manifest_(manifest),
+Router::Router(const Models& models, RouterSettings settings)
+    : models_(models),
       settings_(std::move(settings)),
-      packing_(packing),
-      metrics_(metrics),
-      supervisor_(supervisor),
-      batcher_(batcher),
-      infer_path_("/v2/models/" + manifest.name + "/infer"),
-      metadata_(model_metadata(manifest)),
       next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {}
 
 void Router::serve(const std::shared_ptr<Connection>& connection) {
   const Head& head = connection->head();
   if (auto permitted = permit(head); !permitted) return connection->respond(refuse(*connection, permitted.error()));
-  if (head.verb == Verb::post && head.target == infer_path_) return infer(connection);
-  const auto path = segments_of(head.target);
-  if (infers(head, path)) return infer(connection);
-  Answer answer = route(head, path);
+  if (ServedModel* const model = infers(head)) return infer(connection, *model);
+  Answer answer = route(head, segments_of(head.target));
   if (settings_.log) settings_.log(line_of({*connection, head.request_id, answer.status, age_of(*connection)}));
   connection->respond(std::move(answer));
 }
@@ -120,31 +127,37 @@ Status Router::permit(const Head& head) const {
 Status Router::screen(const Connection& connection) {
   const Head& head = connection.head();
   if (auto permitted = permit(head); !permitted) return permitted;
-  return infers(head, segments_of(head.target)) ? room(connection) : Done{};
+  ServedModel* const model = infers(head);
+  if (!model) return Done{};
+  if (auto status = available(); !status) return status;
+  return model->admit(connection.client(), 1);
 }
 
-// Is it this model's inference?
-bool Router::infers(const Head& head, Path path) const {
-  if (head.verb != Verb::post || path.size() < 4 || path[0] != "v2" || path[1] != "models") return false;
+// The model whose inference it is, if it is one's.
+ServedModel* Router::infers(const Head& head) const {
+  constexpr std::string_view before = "/v2/models/", after = "/infer";
+  if (head.verb != Verb::post) return nullptr;
+  const std::string_view target = head.target;
+  if (target.size() > before.size() + after.size() && target.starts_with(before) && target.ends_with(after)) {
+    const auto name = target.substr(before.size(), target.size() - before.size() - after.size());
+    if (name.find_first_of("/%?") == name.npos) {  // as nearly all clients write it
+      const auto found = models_.find(name);
+      return found ? *found : nullptr;
+    }
+  }
+  const auto path = segments_of(target);
+  if (path.size() < 4 || path[0] != "v2" || path[1] != "models") return nullptr;
   const Path rest = rest_of(path);
-  return rest.size() == 1 && rest[0] == "infer" && !refuse_model(path);
-}
-
-std::optional<Answer> Router::refuse_model(Path path) const {
-  if (path[2] != manifest_.name) {
-    return not_found("model '" + path[2] + "' is not here: this server has '" + manifest_.name + "'");
-  }
-  if (path.size() >= 5 && path[3] == "versions" && path[4] != manifest_.version) {
-    return not_found("model '" + path[2] + "' has no version '" + path[4] + "': this is '" + manifest_.version + "'");
-  }
-  return std::nullopt;
+  if (rest.size() != 1 || rest[0] != "infer") return nullptr;
+  const auto found = models_.find(path[2], version_of(path));
+  return found ? *found : nullptr;
 }
 
 Answer Router::route(const Head& head, Path path) const {
   const std::size_t depth = path.size();
   if (depth == 0) return reads(head) ? page(head) : wrong_verb(kRead);
   if (depth == 1 && path[0] == "metrics") {
-    return reads(head) ? with_body(metrics_.prometheus(gauges()), "text/plain; version=0.0.4; charset=utf-8")
+    return reads(head) ? with_body(prometheus(with_gauges()), "text/plain; version=0.0.4; charset=utf-8")
                        : wrong_verb(kRead);
   }
   if (path[0] != "v2") return not_found("no such path: GET / lists them");
@@ -153,8 +166,8 @@ Answer Router::route(const Head& head, Path path) const {
     if (path[2] == "live") return reads(head) ? with_body("{\"live\":true}") : wrong_verb(kRead);
     if (path[2] == "ready") return reads(head) ? health() : wrong_verb(kRead);
   }
-  if (path[1] == "models" && depth == 3 && path[2] == "stats" && path[2] != manifest_.name) {
-    return reads(head) ? with_body(metrics_.statistics()) : wrong_verb(kRead);  // of all models: there is one
+  if (path[1] == "models" && depth == 3 && path[2] == "stats" && models_.versions("stats").empty()) {
+    return reads(head) ? with_body(statistics(counted(models_.all()))) : wrong_verb(kRead);
   }
   if (path[1] == "models" && depth >= 3) return model(head, path);
   if (is_extension(path.subspan(1))) return refusal({Code::unimplemented, "this extension is not implemented"});
@@ -162,30 +175,51 @@ Answer Router::route(const Head& head, Path path) const {
 }
 
 Answer Router::model(const Head& head, Path path) const {
-  if (auto refused = refuse_model(path)) return *std::move(refused);
+  const auto found = models_.find(path[2], version_of(path));
+  if (!found) return refusal(found.error());
+  const ServedModel& model = **found;
   const Path rest = rest_of(path);
-  if (rest.empty()) return reads(head) ? with_body(metadata_) : wrong_verb(kRead);
+  if (rest.empty()) return reads(head) ? metadata(model) : wrong_verb(kRead);
   if (rest.size() == 1 && rest[0] == "infer") return wrong_verb("POST");
-  if (rest.size() == 1 && rest[0] == "stats") return reads(head) ? with_body(metrics_.statistics()) : wrong_verb(kRead);
+  if (rest.size() == 1 && rest[0] == "stats") {
+    if (!reads(head)) return wrong_verb(kRead);
+    const Counted one[] = {counted_of(model)};
+    return with_body(version_of(path).empty() ? statistics(counted(models_.versions(path[2]))) : statistics(one));
+  }
   if (rest.size() == 1 && rest[0] == "ready") {
     if (!reads(head)) return wrong_verb(kRead);
     if (auto status = available(); !status) return refusal(status.error());
+    if (auto status = model.ready(); !status) return refusal(status.error());
     std::string body = "{\"name\":";
-    append_json_string(body, manifest_.name);
+    append_json_string(body, model.name());
     return with_body(body + ",\"ready\":true}");
   }
   if (is_model_extension(rest[0])) return refusal({Code::unimplemented, "this extension is not implemented"});
   return not_found("no such path: GET / lists them");
 }
 
+Answer Router::metadata(const ServedModel& model) const {
+  std::vector<std::string> versions;
+  for (const auto& version : models_.versions(model.name())) versions.push_back(version->version());
+  return with_body(model_metadata({model.name(), model.version(), model.manifest()}, versions));
+}
+
+std::vector<Counted> Router::with_gauges() const {
+  std::vector<Counted> all = counted(models_.all());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].gauges = models_.all()[i]->gauges();
+    all[i].gauges.ready = all[i].gauges.ready && !draining_;
+  }
+  return all;
+}
+
 Status Router::available() const {
   if (draining_) return Error{Code::unavailable, "draining: the server is going away"};
-  if (supervisor_ && !supervisor_->ready()) return Error{Code::unavailable, supervisor_->why_not()};
   return Done{};
 }
 
 Answer Router::health() const {
-  const Status status = available();
+  const Status status = draining_ ? available() : models_.ready();
   if (status) return with_body("{\"ready\":true}");
   Answer answer = refusal(status.error());
   answer.body = "{\"ready\":false,\"error\":";
@@ -196,33 +230,16 @@ Answer Router::health() const {
 
 Answer Router::page(const Head& head) const {
   const bool json = head.accept.find("application/json") != std::string::npos;
-  return with_body(front_page(manifest_, url_, !settings_.token.empty(), json),
+  std::vector<Listed> listed;
+  for (const auto& model : models_.all()) listed.push_back({model->name(), model->version(), model->manifest()});
+  return with_body(front_page(listed, url_, !settings_.token.empty(), json),
                    json ? "application/json" : "text/plain; charset=utf-8");
-}
-
-Gauges Router::gauges() const {
-  Gauges gauges;
-  gauges.ready = static_cast<bool>(available());
-  if (batcher_) {
-    gauges.queue_rows = batcher_->waiting();
-    gauges.queue_capacity = batcher_->settings().max_queue_size;
-    gauges.inflight = batcher_->inflight();
-    gauges.limit = batcher_->limit();
-    gauges.expected_wait_us = batcher_->expected_wait_us();
-  }
-  if (supervisor_) {
-    gauges.workers = supervisor_->pids();
-    for (std::size_t i = 0; i < supervisor_->size(); ++i) {
-      ++(supervisor_->live(i) ? gauges.live_workers : gauges.starting_workers);
-    }
-  }
-  return gauges;
 }
 
 Answer Router::refuse(const Connection& connection, const Error& error) {
   const Head& head = connection.head();
   Answer answer = refusal(error);
-  if (infers(head, segments_of(head.target))) metrics_.request(outcome_of(answer.status), 0);
+  if (ServedModel* const model = infers(head)) model->metrics().request(outcome_of(error.code), 0);
   if (settings_.log) settings_.log(line_of({connection, head.request_id, answer.status, 0}));
   return answer;
 }

@@ -1,4 +1,4 @@
-// Paths to answers: the table of the serving contract, for one model. Inference itself is in infer.cc.
+// Paths to answers: the table of the serving contract. Inference itself is in infer.cc.
 #pragma once
 
 #include <chrono>
@@ -12,20 +12,15 @@
 #include <vector>
 
 #include "doors/connection.h"
+#include "doors/exposition.h"
 #include "doors/token.h"
-#include "engine/batcher.h"
-#include "engine/metrics.h"
-#include "engine/packing.h"
-#include "format/manifest.h"
-#include "pool/supervisor.h"
+#include "registry/models.h"
 
 namespace mctl {
 
 struct InferCall;
 
 struct RouterSettings {
-  std::int64_t max_request_rows = 1;
-  std::chrono::nanoseconds default_timeout{30'000'000'000};
   std::size_t max_body = 64 << 20;              // bytes, inflated
   std::string token;                            // that clients have to send; empty: none
   std::function<void(const std::string&)> log;  // a line for each request; empty: none
@@ -33,9 +28,7 @@ struct RouterSettings {
 
 class Router final : public Service {
  public:
-  // Without batcher and supervisor it is the null mode: zeros of the right shape, no model.
-  Router(const Manifest& manifest, RouterSettings settings, Packing& packing, Metrics& metrics, Supervisor* supervisor,
-         Batcher* batcher);
+  Router(const Models& models, RouterSettings settings);
 
   void serve(const std::shared_ptr<Connection>& connection) override;
   bool gone(Connection& connection) override;
@@ -49,35 +42,28 @@ class Router final : public Service {
   friend struct InferCall;
   using Path = std::span<const std::string>;  // the segments of a target
 
-  bool infers(const Head& head, Path path) const;
-  std::optional<Answer> refuse_model(Path path) const;
+  ServedModel* infers(const Head& head) const;
   Answer route(const Head& head, Path path) const;
   Answer model(const Head& head, Path path) const;
+  Answer metadata(const ServedModel& model) const;
   Answer health() const;
   Answer page(const Head& head) const;
   Status permit(const Head& head) const;
   Status available() const;
-  Gauges gauges() const;
+  std::vector<Counted> with_gauges() const;
 
-  void infer(const std::shared_ptr<Connection>& connection);
+  void infer(const std::shared_ptr<Connection>& connection, ServedModel& model);
   Status submit(const std::shared_ptr<InferCall>& call);
-  Status room(const Connection& connection) const;
   Status read(InferCall& call);
-  Status bind(InferCall& call);
-  void answer_zeros(InferCall& call);
+  Status set_deadline(InferCall& call) const;
+  void own(InferCall& call) const;
   void done(InferCall& call, const Error* error);
 
-  const Manifest& manifest_;
+  const Models& models_;
   const RouterSettings settings_;
-  Packing& packing_;
-  Metrics& metrics_;
-  Supervisor* supervisor_;
-  Batcher* batcher_;
   bool draining_ = false;
   std::string url_;
-  const std::string infer_path_, metadata_;  // metadata: the body of GET /v2/models/M
   std::uint64_t next_id_;
-  std::vector<std::byte> zeros_;
 };
 
 }  // namespace mctl

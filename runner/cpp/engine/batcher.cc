@@ -4,6 +4,8 @@
 #include <boost/asio/post.hpp>
 #include <cstring>
 
+#include "pool/model_areas.h"
+
 namespace mctl {
 namespace {
 
@@ -30,19 +32,18 @@ Error refused(const Estimate& estimate, std::int64_t time_us, bool by_target) {
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 Batcher::Batcher(asio::io_context& io, const Manifest& manifest, const Lookup& lookup, Packing& packing,
-                 BatchSettings settings, std::chrono::nanoseconds worker_timeout, Supervisor& supervisor,
-                 Metrics& metrics)
+                 BatchSettings settings, std::chrono::nanoseconds worker_timeout, Pool& pool, Metrics& metrics)
     : io_(io),
       manifest_(manifest),
       lookup_(lookup),
       packing_(packing),
       settings_(std::move(settings)),
       worker_timeout_(worker_timeout),
-      supervisor_(supervisor),
+      pool_(pool),
       metrics_(metrics),
       timer_(io),
       pace_(settings_),
-      slots_(supervisor.size()) {}
+      slots_(pool.size()) {}
 
 void Batcher::seed(std::span<const std::pair<DimSizes, std::int64_t>> costs) {
   std::vector<Seed> seeds;
@@ -53,7 +54,6 @@ void Batcher::seed(std::span<const std::pair<DimSizes, std::int64_t>> costs) {
 }
 
 // --- the queue
-// --------------------------------------------------------------------------------------------------------
 
 Status Batcher::admit(Client client, std::int64_t rows) {
   if (settings_.admits(waiting(), rows)) return Done{};
@@ -131,7 +131,7 @@ std::span<std::int64_t> Batcher::free_after_us() {
   const std::int64_t now = now_ns();
   free_after_us_.clear();
   for (std::size_t worker = 0; worker < slots_.size(); ++worker) {
-    if (!supervisor_.live(worker)) continue;
+    if (!pool_.live(worker)) continue;
     const Slots& slots = slots_[worker];
     std::int64_t left = 0;
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -153,6 +153,7 @@ bool Batcher::runs_first(const Slots& slots, int slot) const {
 }
 
 bool Batcher::cancel(Call& call) {
+  call.cancelled = true;
   if (!leave_queue(call)) return false;
   call.over = true;
   return true;
@@ -188,15 +189,14 @@ void Batcher::expire_waiting(std::int64_t now) {
 }
 
 // --- batches start
-// ----------------------------------------------------------------------------------------------------
 
 // Workers came or went.
 void Batcher::changed() {
   const std::size_t dims = manifest_.contract.dims.size();
   for (std::size_t worker = 0; worker < slots_.size() && !warm_; ++worker) {
-    if (!supervisor_.live(worker)) continue;
+    if (!pool_.live(worker)) continue;
     warm_ = true;
-    const WorkerState& state = supervisor_.arena(worker).worker();
+    const WorkerState& state = pool_.arena(worker).worker();
     std::vector<std::pair<DimSizes, std::int64_t>> costs;
     for (std::size_t at = 0; at + dims < std::min<std::size_t>(state.warm_count, kMaxWarm); at += dims + 1) {
       costs.emplace_back(DimSizes(state.warm + at, state.warm + at + dims), state.warm[at + dims] / kMicrosecond);
@@ -210,13 +210,13 @@ void Batcher::changed() {
 void Batcher::schedule() {
   if (scheduled_) return;
   scheduled_ = true;
-  asio::post(io_, [this] { dispatch(); });
+  asio::post(io_, guard_([this] { dispatch(); }));
 }
 
 // Notices batches that are done: under load their doorbell stands in line behind hundreds of sockets.
 void Batcher::look() {
   for (std::size_t worker = 0; worker < slots_.size(); ++worker) {
-    if (supervisor_.live(worker)) rang(worker);
+    if (pool_.live(worker)) rang(worker);
   }
 }
 
@@ -242,7 +242,7 @@ std::optional<Batcher::Place> Batcher::place(bool busy) const {
   std::int64_t since = 0;
   for (std::size_t w = 0; w < slots_.size(); ++w) {
     const Slots& slots = slots_[w];
-    if (!supervisor_.live(w) || slots.held[slots.next]) continue;
+    if (!pool_.live(w) || slots.held[slots.next]) continue;
     const auto& other = slots.held[1 - slots.next];
     const bool runs = other && !other->done;
     if (runs != busy || (found && busy && other->since_ns >= since)) continue;
@@ -270,22 +270,22 @@ void Batcher::start(Place place, const Decision& decision) {
   if (!fill(place, batch)) return;
   metrics_.batch_started(batch.facts);
   ++inflight_;
-  wake_at(batch.since_ns + supervisor_.patience().count());
+  wake_at(batch.since_ns + pool_.patience().count());
   Slots& slots = slots_[place.worker];
   slots.held[place.slot] = std::move(batch);
   slots.next = 1 - slots.next;
-  supervisor_.ring(place.worker);
+  pool_.ring(place.worker);
 }
 
 // Writes a batch into a slot and makes the slot ready; false if no variant runs such sizes, or memory is short.
 bool Batcher::fill(Place place, Batch& batch) {
-  Arena& arena = supervisor_.arena(place.worker);
+  Arena& arena = pool_.arena(place.worker);
   const auto variant = lookup_.variant(batch.sizes);
   if (!variant) {
     for (const Waiting& request : batch.requests) end(*request.call, {Code::model, "no variant covers these sizes"});
     return false;
   }
-  if (auto room = arena.reserve(place.slot, manifest_.contract, batch.sizes); !room) {
+  if (auto room = reserve(arena, place.slot, manifest_.contract, batch.sizes); !room) {
     for (const Waiting& request : batch.requests) end(*request.call, {Code::unavailable, room.error().text});
     return false;
   }
@@ -309,14 +309,13 @@ bool Batcher::fill(Place place, Batch& batch) {
 }
 
 // --- batches end
-// ------------------------------------------------------------------------------------------------------
 
 // The worker gets its next batch before the answers to this one are written.
 void Batcher::rang(std::size_t worker) {
   Slots& slots = slots_[worker];
   std::array<bool, kSlots> ended{};
   for (int slot = 0; slot < kSlots; ++slot) {
-    const SlotPhase phase = supervisor_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    const SlotPhase phase = pool_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
     ended[slot] = slots.held[slot] && (phase == SlotPhase::done || phase == SlotPhase::failed);
     if (ended[slot]) slots.held[slot]->done = true;
   }
@@ -332,7 +331,7 @@ void Batcher::rang(std::size_t worker) {
 
 // A request's time in the queue ends when the worker begins its batch, not when that was assembled ahead.
 void Batcher::note_begin(Place place, Batch& batch) {
-  const auto begun = static_cast<std::int64_t>(supervisor_.arena(place.worker).slot(place.slot).begun_ns.load());
+  const auto begun = static_cast<std::int64_t>(pool_.arena(place.worker).slot(place.slot).begun_ns.load());
   if (batch.begun || begun == 0) return;
   batch.begun = true;
   for (const Waiting& request : batch.requests) {
@@ -345,7 +344,7 @@ void Batcher::note_begin(Place place, Batch& batch) {
 void Batcher::finish(Place place) {
   Batch batch = std::move(*slots_[place.worker].held[place.slot]);
   note_begin(place, batch);
-  SlotState& state = supervisor_.arena(place.worker).slot(place.slot);
+  SlotState& state = pool_.arena(place.worker).slot(place.slot);
   const std::int64_t noticed = now_ns();
   if (state.phase.load(std::memory_order_acquire) == SlotPhase::failed) {
     state.error[sizeof state.error - 1] = 0;
@@ -375,14 +374,14 @@ void Batcher::finish(Place place) {
   }
   metrics_.batch_done(batch.facts, answered, static_cast<std::uint64_t>(batch.filling_ns),
                       static_cast<std::uint64_t>(compute_ns), static_cast<std::uint64_t>(now_ns() - noticed));
-  supervisor_.proved(place.worker);
+  pool_.proved(place.worker);
   slots_[place.worker].held[place.slot].reset();
   --inflight_;
   schedule();
 }
 
 void Batcher::learn(Place place, const Batch& batch, std::int64_t compute_ns) {
-  const auto begun = static_cast<std::int64_t>(supervisor_.arena(place.worker).slot(place.slot).begun_ns.load());
+  const auto begun = static_cast<std::int64_t>(pool_.arena(place.worker).slot(place.slot).begun_ns.load());
   waits_us_.clear();
   for (const Waiting& request : batch.requests) waits_us_.push_back(begun / kMicrosecond - request.arrival_us);
   auto& last = slots_[place.worker].last;
@@ -416,7 +415,7 @@ Status Batcher::collect(Place place, const Batch& batch, const Waiting& request,
   for (std::size_t i = 0; i < count; ++i) {
     const bool whole = request.rows == call.rows;
     auto& storage = whole ? call.storage[i] : gathered;
-    auto view = packing_.cut(supervisor_.arena(place.worker), place.slot, batch.sizes, piece, i, storage);
+    auto view = packing_.cut(pool_.arena(place.worker), place.slot, batch.sizes, piece, i, storage);
     if (!view) return view.error();
     if (whole) {
       call.outputs[i] = *std::move(view);
@@ -432,13 +431,12 @@ Status Batcher::collect(Place place, const Batch& batch, const Waiting& request,
 }
 
 // --- workers that die or hang
-// -----------------------------------------------------------------------------------------
 
 void Batcher::died(std::size_t worker) {
   Slots& slots = slots_[worker];
   for (const int slot : {1 - slots.next, slots.next}) {  // what is put back last comes first: the older one
     if (!slots.held[slot]) continue;
-    const SlotPhase phase = supervisor_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    const SlotPhase phase = pool_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
     if (phase == SlotPhase::done || phase == SlotPhase::failed) {
       finish({worker, slot});
       continue;
@@ -475,9 +473,9 @@ void Batcher::wake_at(std::int64_t at_ns) {
   if (timer_ns_ != 0 && timer_ns_ <= at_ns) return;
   timer_ns_ = at_ns;
   timer_.expires_at(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_ns)));
-  timer_.async_wait([this](boost::system::error_code ec) {
+  timer_.async_wait(guard_([this](boost::system::error_code ec) {
     if (!ec) on_timer();
-  });
+  }));
 }
 
 void Batcher::on_timer() {
@@ -507,8 +505,8 @@ void Batcher::watch(std::size_t worker, std::int64_t now) {
     if (!batch || batch->done) continue;
     const bool wanted = expire_running({worker, slot}, *batch, now);
     if (!runs_first(slots, slot)) continue;
-    const auto most = wanted ? worker_timeout_ : std::min(worker_timeout_, supervisor_.patience());
-    if (now - batch->since_ns >= most.count()) return supervisor_.kill(worker, "stuck");
+    const auto most = wanted ? worker_timeout_ : std::min(worker_timeout_, pool_.patience());
+    if (now - batch->since_ns >= most.count()) return pool_.kill(worker, "stuck");
     wake_at(batch->since_ns + most.count());
   }
 }

@@ -12,44 +12,24 @@
 #include <string>
 #include <vector>
 
+#include "engine/call.h"
 #include "engine/metrics.h"
 #include "engine/pace.h"
 #include "engine/packing.h"
 #include "engine/policy.h"
 #include "engine/shares.h"
 #include "format/lookup.h"
-#include "pool/supervisor.h"
+#include "pool/guard.h"
+#include "pool/pool.h"
 
 namespace mctl {
 
 std::int64_t now_ns();  // CLOCK_MONOTONIC
 
-// One inference request. `inputs` have to stay until it is finished.
-struct Call {
-  virtual ~Call() = default;
-  // Exactly once: `error`, or nullptr with `outputs`, which can be read until this returns.
-  virtual void finished(const Error* error) = 0;
-
-  std::vector<std::span<const std::byte>> inputs;  // in the contract's order
-  DimSizes dims;
-  std::int64_t rows = 1, arrival_ns = 0, deadline_ns = 0;
-  Client client = 0;
-  bool deadline_stated = false;  // by the client; not the default
-
-  std::vector<OutputView> outputs;
-  std::int64_t queue_ns = 0, compute_ns = 0, batch_rows = 0;
-  std::string bucket, variant;
-
-  // The batcher's own.
-  bool over = false;  // it was answered, or nobody waits for it
-  std::int64_t rows_left = 0;
-  std::vector<std::vector<std::byte>> storage;  // of outputs that don't lie in one piece in a slot
-};
-
 class Batcher {
  public:
   Batcher(boost::asio::io_context& io, const Manifest& manifest, const Lookup& lookup, Packing& packing,
-          BatchSettings settings, std::chrono::nanoseconds worker_timeout, Supervisor& supervisor, Metrics& metrics);
+          BatchSettings settings, std::chrono::nanoseconds worker_timeout, Pool& pool, Metrics& metrics);
 
   // Code::unavailable if the queue has no room for so many rows of a client: can be asked before a request is read.
   Status admit(Client client, std::int64_t rows);
@@ -59,7 +39,7 @@ class Batcher {
   void seed(std::span<const std::pair<DimSizes, std::int64_t>> costs);
   bool cancel(Call& call);  // takes it out of the queue; false if it runs already
 
-  // Supervisor's events.
+  // What happens to the pool's workers.
   void rang(std::size_t worker);
   void died(std::size_t worker);
   void changed();
@@ -125,7 +105,7 @@ class Batcher {
   Packing& packing_;
   const BatchSettings settings_;
   const std::chrono::nanoseconds worker_timeout_;
-  Supervisor& supervisor_;
+  Pool& pool_;
   Metrics& metrics_;
   boost::asio::steady_timer timer_;
   std::int64_t timer_ns_ = 0;  // when it goes off; 0: it is not set
@@ -138,6 +118,7 @@ class Batcher {
   std::vector<std::int64_t> free_after_us_, waits_us_;  // kept for their memory
   bool warm_ = false, scheduled_ = false, draining_ = false;
   std::uint64_t retries_ = 0;
+  const Guard guard_;
 };
 
 }  // namespace mctl

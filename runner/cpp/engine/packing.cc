@@ -46,10 +46,7 @@ std::array<std::byte, 8> filler_of(const Tensor& input) {
     value = static_cast<double>(std::clamp<std::int64_t>(0, input.range->first, input.range->second));
   }
   std::array<std::byte, 8> filler{};
-  const bool natural = input.dtype == Dtype::boolean;
-  JsonNumber number{natural ? JsonNumber::natural : JsonNumber::real, {.value = value}};
-  if (natural) number.above = value != 0;
-  store(input.dtype, number, filler.data());
+  store(input.dtype, value, filler.data());
   return filler;
 }
 

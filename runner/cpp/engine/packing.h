@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "doors/oip_answer.h"
+#include "engine/call.h"
 #include "format/contract.h"
 #include "format/manifest.h"
 #include "pool/arena.h"

@@ -134,6 +134,11 @@ bool store(Dtype dtype, const JsonNumber& number, std::byte* to) {
   });
 }
 
+bool store(Dtype dtype, double value, std::byte* to) {
+  if (dtype == Dtype::boolean) return store(dtype, JsonNumber{JsonNumber::boolean, {.truth = value != 0}}, to);
+  return store(dtype, JsonNumber{JsonNumber::real, {.value = value}}, to);
+}
+
 std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::span<const std::byte> data) {
   if (dtype == Dtype::boolean) return append_booleans(out, data), std::nullopt;
   if (dtype == Dtype::f16) return append_numbers<std::uint16_t>(out, data, widen_half);

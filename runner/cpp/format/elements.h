@@ -25,6 +25,7 @@ struct JsonNumber {
 // Writes one element to `to`; false if the dtype does not hold this number. Floats are rounded to nearest, ties to
 // even.
 bool store(Dtype dtype, const JsonNumber& number, std::byte* to);
+bool store(Dtype dtype, double value, std::byte* to);  // of a boolean: is it other than 0?
 
 // Appends elements as `1,2,3`; the first that JSON cannot say (NaN, Infinity) ends it and is returned by its index.
 std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::span<const std::byte> data);

@@ -17,6 +17,7 @@ enum class Code {
   too_large,      // 413
   unsupported,    // 415
   model,          // the model failed on this request (500)
+  unsayable,      // the answer cannot be said in the format that was asked for (422)
   unimplemented,  // 501
   unavailable,    // 503
   deadline,       // 504

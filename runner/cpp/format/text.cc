@@ -5,10 +5,12 @@ namespace {
 
 constexpr std::size_t kMostShown = 900;  // bytes of a text
 
+// C0, DEL, and C1, of which one is a terminal's CSI.
+bool is_control(char32_t c) { return c < 0x20 || (0x7f <= c && c < 0xa0); }
+
 bool is_safe(char32_t c) {
-  const bool control = c < 0x20 || (0x7f <= c && c < 0xa0);
   const bool turns = (0x202a <= c && c <= 0x202e) || (0x2066 <= c && c <= 0x2069);
-  return !control && !turns;
+  return !is_control(c) && !turns;
 }
 
 void append_hex(std::string& out, std::string_view prefix, char32_t value, int digits) {
@@ -58,6 +60,25 @@ std::string printable(std::string_view text) {
     text.remove_prefix(size);
   }
   return shown;
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  out += '"';
+  while (!text.empty()) {
+    const auto first = first_code_point(text);
+    const std::size_t size = first ? first->size : 1;
+    if (!first) {
+      out += "\\ufffd";
+    } else if (first->value == '"' || first->value == '\\') {
+      (out += '\\') += text.front();
+    } else if (is_control(first->value)) {
+      append_hex(out, "\\u", first->value, 4);
+    } else {
+      out += text.substr(0, size);
+    }
+    text.remove_prefix(size);
+  }
+  out += '"';
 }
 
 Error damaged(std::string_view text) { return {Code::damaged, printable(text)}; }

@@ -1,4 +1,4 @@
-// Text that comes from a file: is it UTF-8, and how is it shown to a person?
+// Text that comes from outside: is it UTF-8, and how is it shown to a person, or in JSON?
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,9 @@ bool is_utf8(std::string_view text);
 // On one line and at most some hundred bytes long; what moves a terminal's cursor or turns its writing around is shown
 // by its number.
 std::string printable(std::string_view text);
+
+// Appends text as a JSON string, quotes included; controls are escaped, what is no UTF-8 becomes U+FFFD.
+void append_json_string(std::string& out, std::string_view text);
 
 // Code::damaged with a text that is printable.
 Error damaged(std::string_view text);

@@ -125,7 +125,7 @@ void check_answer(const Manifest& manifest, const InferRequest& request, const D
   for (const Tensor& output : manifest.contract.outputs) zeros.emplace_back(*bytes_of(output, dims));
   for (std::size_t i = 0; i < zeros.size(); ++i)
     outputs.push_back({*shape_of(manifest.contract.outputs[i], dims), zeros[i]});
-  const auto answer = answer_infer(manifest, request, outputs);
+  const auto answer = answer_infer(manifest.name, manifest.version, manifest.contract, request, outputs);
   require(static_cast<bool>(answer), "zeros can be answered");
   if (answer->type == "application/json") {
     const auto json = parse_json(answer->body);

@@ -18,6 +18,13 @@ DimSizes ends_of(const Contract& contract, std::int64_t Dim::* end) {
   return sizes;
 }
 
+Listed listed(const Manifest& manifest) { return {manifest.name, manifest.version, manifest}; }
+
+std::string metadata_of(const Manifest& manifest) {
+  const std::string versions[] = {manifest.version};
+  return model_metadata(listed(manifest), versions);
+}
+
 void use(const Manifest& manifest) {
   const Contract& contract = manifest.contract;
   for (const auto end : {&Dim::min, &Dim::max}) {
@@ -39,9 +46,10 @@ void use(const Manifest& manifest) {
     for (const Dim& dim : contract.dims) require(golden.dims.contains(dim.name), "a golden case has each dim");
   static const Host host = this_host();
   if (auto fits = check_host(manifest, host); !fits) require(!fits.error().text.empty(), "a refusal has a reason");
-  require(static_cast<bool>(parse_json(model_metadata(manifest))), "the model's metadata is JSON");
+  require(static_cast<bool>(parse_json(metadata_of(manifest))), "the model's metadata is JSON");
+  const Listed models[] = {listed(manifest)};
   for (const bool token : {false, true})
-    require(static_cast<bool>(parse_json(front_page(manifest, "http://h", token, true))), "the front page is JSON");
+    require(static_cast<bool>(parse_json(front_page(models, "http://h", token, true))), "the front page is JSON");
 }
 
 void read(std::string_view text) {
@@ -51,7 +59,7 @@ void read(std::string_view text) {
   auto again = parse_manifest(boost::json::serialize(*parse_json(text)));
   if (again) again->digest = manifest->digest;  // of the bytes, which are others
   require(again && again->contract.dims.size() == manifest->contract.dims.size() &&
-              model_metadata(*again) == model_metadata(*manifest) && again->members.size() == manifest->members.size(),
+              metadata_of(*again) == metadata_of(*manifest) && again->members.size() == manifest->members.size(),
           "it reads the same when it is written once more");
 }
 

@@ -58,22 +58,16 @@ void Arena::swap(Arena& other) noexcept {
   std::swap(folder_, other.folder_);
 }
 
-Status Arena::lay_out(const Contract& contract, std::optional<std::int64_t> max_rows) {
-  std::vector<Dim> dims = contract.dims;
-  if (max_rows && contract.batch_dim)
-    dims[*contract.batch_dim].max = std::max(*max_rows, dims[*contract.batch_dim].min);
+Status Arena::lay_out(const Areas& areas) {
   bool fits = grow(slot_bytes_, sizeof(SlotState));
-  const auto place = [&](const std::vector<Tensor>& tensors, std::vector<Area>& areas) -> Status {
-    for (const Tensor& tensor : tensors) {
-      const auto bytes = capacity_of(tensor, dims);
-      if (!bytes) return no_room(bytes.error().text);
-      areas.push_back({slot_bytes_, *bytes, {}});
-      fits = fits && grow(slot_bytes_, *bytes);
+  const auto place = [&](const std::vector<std::size_t>& sizes, std::vector<Area>& placed) {
+    for (const std::size_t bytes : sizes) {
+      placed.push_back({slot_bytes_, bytes, {}});
+      fits = fits && grow(slot_bytes_, bytes);
     }
-    return Done{};
   };
-  if (auto placed = place(contract.inputs, inputs_); !placed) return placed;
-  if (auto placed = place(contract.outputs, outputs_); !placed) return placed;
+  place(areas.inputs, inputs_);
+  place(areas.outputs, outputs_);
   size_ = kHeader;
   for (int slot = 0; slot < kSlots; ++slot) fits = fits && grow(size_, slot_bytes_);
   if (!fits || size_ > PTRDIFF_MAX) return no_room("it has more bytes than 63 bits can count");
@@ -100,44 +94,29 @@ Status Arena::set_size(const UnnamedFile& file) const {
   return Done{};
 }
 
-Status Arena::reserve(int slot, const Contract& contract, const DimSizes& dims) {
-  if (auto done = reserve(slot, contract.inputs, inputs_, dims); !done) return done;
-  return reserve(slot, contract.outputs, outputs_, dims);
-}
-
-Status Arena::reserve(int slot, const std::vector<Tensor>& tensors, std::vector<Area>& areas, const DimSizes& dims) {
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto bytes = bytes_of(tensors[i], dims);
-    if (!bytes) return bytes.error();
-    std::size_t& reserved = areas[i].reserved[slot];
-    if (*bytes <= reserved) continue;
-    if (auto taken = take_pages(fd_, slot_offset(slot) + areas[i].offset + reserved, *bytes - reserved); !taken)
-      return taken;
-    reserved = *bytes;
-  }
+Status Arena::reserve(int slot, Area& area, std::size_t bytes) {
+  std::size_t& reserved = area.reserved[slot];
+  if (bytes <= reserved) return Done{};
+  if (auto taken = take_pages(fd_, slot_offset(slot) + area.offset + reserved, bytes - reserved); !taken) return taken;
+  reserved = bytes;
   return Done{};
 }
 
-Result<Arena> Arena::create(const Contract& contract, std::optional<std::int64_t> max_rows) {
+Result<Arena> Arena::create(const Areas& areas) {
   Arena arena;
-  if (auto laid = arena.lay_out(contract, max_rows); !laid) return laid.error();
+  if (auto laid = arena.lay_out(areas); !laid) return laid.error();
   const auto file = unnamed_file("mctl-arena", [&](const UnnamedFile& made) { return arena.set_size(made); });
   if (!file) return no_room(file.error().text);
   arena.fd_ = file->fd;
   arena.folder_ = file->folder;
   if (auto mapped = arena.map(); !mapped) return mapped.error();
-  arena.worker().max_rows = max_rows.value_or(0);
   return arena;
 }
 
-Result<Arena> Arena::attach(int fd, const Contract& contract) {
+Result<Arena> Arena::attach(int fd, const Areas& areas) {
   Arena arena;
   arena.fd_ = fd;
-  std::int64_t max_rows = 0;
-  static_assert(offsetof(WorkerState, max_rows) == 0);
-  if (pread(fd, &max_rows, sizeof max_rows, 0) != sizeof max_rows) return no_room(std::strerror(errno));
-  const auto rows = max_rows > 0 ? std::optional(max_rows) : std::nullopt;
-  if (auto laid = arena.lay_out(contract, rows); !laid) return laid.error();
+  if (auto laid = arena.lay_out(areas); !laid) return laid.error();
   struct stat status;
   if (fstat(fd, &status) != 0 || static_cast<std::size_t>(status.st_size) != arena.size_)
     return Error{Code::internal, "the arena was made for another contract"};

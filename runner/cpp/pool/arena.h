@@ -1,6 +1,7 @@
-// Shared memory between the front process and one worker: slots, each with room for the contract's largest batch.
+// Shared memory between the front process and one worker: slots, each with room for the largest batch.
 //
-// WorkerState, then per slot a SlotState, the inputs and the outputs, each on a page boundary.
+// WorkerState, then per slot a SlotState and its areas, those of inputs and those of outputs, each on a page boundary.
+// Which areas there are, and how large, is for the kind of worker to say: both sides have to say the same.
 // The front fills a slot, sets its state to `ready` and rings the worker's doorbell (eventfd); the worker runs it, sets
 // `done` or `failed` and rings the front's. Pages are taken by reserve(), before they are touched.
 #pragma once
@@ -26,7 +27,6 @@ constexpr std::size_t kMaxWarm = 4096;
 enum class Phase : std::uint32_t { starting, verify, load, warmup, golden, ready, failed };
 
 struct WorkerState {
-  std::int64_t max_rows;  // what create() was given
   std::atomic<Phase> phase;
   double seconds[4];  // verify, load, warmup, golden
   // What warmed batches took the last time: each one's sizes in the contract's order, then nanoseconds.
@@ -48,13 +48,17 @@ struct SlotState {
   char error[1024];
 };
 
+// The bytes of each area of a slot.
+struct Areas {
+  std::vector<std::size_t> inputs, outputs;
+};
+
 class Arena {
  public:
-  // An unnamed file, its size sealed if it is in memory; Code::host if there is no room for it. `max_rows`: the most
-  // rows of the batch dim that a slot has to hold, if that is less than the contract's maximum.
-  static Result<Arena> create(const Contract& contract, std::optional<std::int64_t> max_rows = std::nullopt);
-  // In the worker: the size has to be the contract's. The descriptor is the arena's from now on.
-  static Result<Arena> attach(int fd, const Contract& contract);
+  // An unnamed file, its size sealed if it is in memory; Code::host if there is no room for it.
+  static Result<Arena> create(const Areas& areas);
+  // In the worker: Code::internal if it was made with other areas. The descriptor is the arena's from now on.
+  static Result<Arena> attach(int fd, const Areas& areas);
   Arena(Arena&& other) noexcept { swap(other); }
   Arena& operator=(Arena&& other) noexcept {
     swap(other);
@@ -62,14 +66,17 @@ class Arena {
   }
   ~Arena();
 
-  // Makes sure that this side may touch a slot as far as tensors of these sizes reach. Code::host: there is no memory.
-  Status reserve(int slot, const Contract& contract, const DimSizes& dims);
+  // Make sure that this side may touch the first `bytes` of an area. Code::host: there is no memory.
+  Status reserve_input(int slot, std::size_t index, std::size_t bytes) { return reserve(slot, inputs_[index], bytes); }
+  Status reserve_output(int slot, std::size_t index, std::size_t bytes) {
+    return reserve(slot, outputs_[index], bytes);
+  }
 
   int fd() const { return fd_; }
   const std::string& folder() const { return folder_; }  // that create() had to use; empty: it is in memory
   WorkerState& worker();
   SlotState& slot(int index);
-  std::span<std::byte> input(int slot, std::size_t index);  // as large as any sizes of the dims need
+  std::span<std::byte> input(int slot, std::size_t index);  // the whole area
   std::span<std::byte> output(int slot, std::size_t index);
 
  private:
@@ -79,10 +86,10 @@ class Arena {
   };
   Arena() = default;
   void swap(Arena& other) noexcept;
-  Status lay_out(const Contract& contract, std::optional<std::int64_t> max_rows);
+  Status lay_out(const Areas& areas);
   Status map();
   Status set_size(const UnnamedFile& file) const;
-  Status reserve(int slot, const std::vector<Tensor>& tensors, std::vector<Area>& areas, const DimSizes& dims);
+  Status reserve(int slot, Area& area, std::size_t bytes);
   std::size_t slot_offset(int slot) const;
   std::byte* slot_base(int slot) const;
 

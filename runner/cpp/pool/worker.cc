@@ -18,6 +18,7 @@
 #include "model/compare.h"
 #include "model/loaded.h"
 #include "pool/arena.h"
+#include "pool/model_areas.h"
 #include "pool/sandbox.h"
 
 namespace mctl {
@@ -122,7 +123,9 @@ class Worker {
 
   Status prepare() {
     if (auto opened = bundle_.open(options_.bundle_fd); !opened) return opened;
-    auto arena = Arena::attach(options_.arena_fd, manifest_.contract);
+    const auto areas = model_areas(manifest_.contract, options_.max_rows);
+    if (!areas) return areas.error();
+    auto arena = Arena::attach(options_.arena_fd, *areas);
     if (!arena) return arena.error();
     arena_ = std::move(*arena);
     if (auto done = timed(Phase::verify, [&] { return bundle_.verify(options_.verify); }); !done) return done;
@@ -140,7 +143,7 @@ class Worker {
     std::uint64_t took = 0;
     for (const DimSizes& dims : warm_sizes()) {
       for (int slot = 0; slot < kSlots; ++slot)
-        if (auto room = arena_->reserve(slot, manifest_.contract, dims); !room) return room;
+        if (auto room = reserve(*arena_, slot, manifest_.contract, dims); !room) return room;
       const std::uint64_t begun = now_ns();
       if (begun + took > end) continue;
       bool taken = true;  // a model need not take ones, as offsets for example; whether it works the golden cases show
@@ -201,8 +204,8 @@ class Worker {
     std::vector<std::int64_t> steps = buckets != manifest_.buckets.end() ? buckets->second : std::vector{dim.min};
     if (manifest_.contract.batch_dim != index) return steps;
     if (!options_.batch_sizes.empty()) steps = options_.batch_sizes;
-    const std::int64_t most = arena_->worker().max_rows;
-    if (most == 0) return steps;
+    if (!options_.max_rows) return steps;
+    const std::int64_t most = *options_.max_rows;
     std::erase_if(steps, [most](std::int64_t size) { return size > most; });
     if (steps.empty() || steps.back() != most) steps.push_back(most);
     return steps;

@@ -1,8 +1,9 @@
 // The worker role: verifies and maps the bundle, loads libtorch and the variants, warms, replays golden cases, then
-// runs the slots of its arena until it is killed. Started by the front (supervisor.cc), which it does not outlive.
+// runs the slots of its arena until it is killed. Started by the front (process_pool.cc), which it does not outlive.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct WorkerOptions {
   bool replaces = false;  // one that was ready with this bundle: it replays the smallest golden case, and warms less
   bool quick = false;     // each variant replays the smallest golden case that it covers, and little is warmed
   bool sandbox = false;   // gives up what a model has no use for, once it is ready
+  std::optional<std::int64_t> max_rows;        // of a batch, padding included; none: the contract's maximum
   std::vector<std::int64_t> batch_sizes = {};  // that the front pads batches to; empty: the bundle's buckets
 };
 

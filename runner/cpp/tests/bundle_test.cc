@@ -15,6 +15,7 @@
 #include "format/archive.h"
 #include "format/safetensors.h"
 #include "pool/arena.h"
+#include "pool/model_areas.h"
 #include "pool/worker.h"
 #include "support.h"
 
@@ -51,11 +52,12 @@ struct Front {
     auto read = read_manifest(*archive);
     BOOST_REQUIRE_MESSAGE(read, why(read));
     manifest = std::move(*read);
-    auto created = Arena::create(manifest.contract, max_rows);
+    auto created = Arena::create(*model_areas(manifest.contract, max_rows));
     BOOST_REQUIRE_MESSAGE(created, why(created));
     arena = std::move(*created);
     options.bundle_fd = bundle_fd;
     options.arena_fd = arena->fd();
+    options.max_rows = max_rows;
     options.wake_fd = eventfd(0, EFD_CLOEXEC);
     options.done_fd = eventfd(0, EFD_CLOEXEC);
     options.libtorch = argument(2);

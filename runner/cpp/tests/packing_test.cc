@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "pool/model_areas.h"
 #include "support.h"
 
 namespace mctl {
@@ -38,7 +39,7 @@ Values numbers(std::span<const std::byte> data, std::size_t count) {
 struct Two {
   const Manifest manifest = manifest_of();
   Packing packing{manifest};
-  Arena arena = *Arena::create(manifest.contract);
+  Arena arena = *Arena::create(*model_areas(manifest.contract));
   const Values x = {1, 2, 3, 4, 5, 6}, other = {7, 8}, shared = {9, 9};
   const std::vector<std::span<const std::byte>> first = {raw(x), raw(shared)}, second = {raw(other), raw(shared)};
   const DimSizes first_dims = {2, 3}, second_dims = {1, 2};
@@ -112,7 +113,7 @@ BOOST_AUTO_TEST_CASE(packing_fillers_are_allowed_values) {
   manifest.contract.inputs[0].pad.reset();
   manifest.contract.inputs[0].range = {5, 9};
   const Packing packing(manifest);
-  Arena arena = *Arena::create(manifest.contract);
+  Arena arena = *Arena::create(*model_areas(manifest.contract));
   packing.fill_pad_rows(arena, 0, {2, 2}, 1);
   BOOST_TEST(numbers(arena.input(0, 0), 4) == (Values{0, 0, 5, 5}), boost::test_tools::per_element());
 }

@@ -1,5 +1,5 @@
 // What the server counts, as text and as JSON.
-#include "engine/metrics.h"
+#include "doors/exposition.h"
 
 #include <boost/test/unit_test.hpp>
 
@@ -9,16 +9,15 @@ namespace mctl {
 namespace {
 
 BOOST_AUTO_TEST_CASE(metrics_add_up) {
-  Manifest manifest;
-  manifest.name = "m";
-  manifest.version = "1";
-  Metrics metrics(manifest);
+  const Manifest manifest;
+  Metrics metrics;
   metrics.request(Outcome::ok, 400'000);              // 0.4 ms
   metrics.request(Outcome::expired, 20'000'000'000);  // beyond the last bound
   const BatchFacts batch{"batch=4", Reason::idle, 3, 4};
   metrics.batch_started(batch);
   metrics.batch_done(batch, {.requests = 2, .rows = 3, .queue_ns = 7}, 10, 20, 30);
-  const std::string text = metrics.prometheus({});
+  const Counted models[] = {{"m", "1", manifest, metrics}};
+  const std::string text = prometheus(models);
   const auto has = [&](const std::string& line) { return text.find("\n" + line + "\n") != std::string::npos; };
   const std::string model = R"(model="m",version="1")";
   BOOST_TEST(has("mctl_requests_total{" + model + R"(,code="ok"} 1)"));
@@ -30,7 +29,7 @@ BOOST_AUTO_TEST_CASE(metrics_add_up) {
   BOOST_TEST(has("mctl_batch_rows_bucket{" + model + R"(,le="4"} 1)"));
   BOOST_TEST(has("mctl_batches_total{" + model + R"(,bucket="batch=4",reason="idle"} 1)"));
   BOOST_TEST(has("mctl_padded_rows_total{" + model + "} 1"));
-  const auto stats = boost::json::parse(metrics.statistics()).at("model_stats").at(0);
+  const auto stats = boost::json::parse(statistics(models)).at("model_stats").at(0);
   BOOST_TEST(stats.at("inference_count").as_int64() == 3);
   BOOST_TEST(stats.at("execution_count").as_int64() == 1);
   const auto pair = [](const boost::json::value& of) {
@@ -47,11 +46,30 @@ BOOST_AUTO_TEST_CASE(metrics_add_up) {
 }
 
 BOOST_AUTO_TEST_CASE(metrics_labels_are_escaped) {
-  Manifest manifest;
-  manifest.name = "a\"b\\c\nd";
-  manifest.version = "1";
-  const std::string text = Metrics(manifest).prometheus({});
+  const Manifest manifest;
+  const Metrics metrics;
+  const Counted models[] = {{"a\"b\\c\nd", "1", manifest, metrics}};
+  const std::string text = prometheus(models);
   BOOST_TEST(text.find("\nmctl_queue_rows{model=\"a\\\"b\\\\c\\nd\",version=\"1\"} 0\n") != std::string::npos);
+}
+
+// HELP and TYPE once for a family, however many models there are; its samples follow it.
+BOOST_AUTO_TEST_CASE(metrics_of_two_models) {
+  const Manifest manifest;
+  Metrics one, two;
+  one.request(Outcome::ok, 1);
+  two.request(Outcome::ok, 1);
+  two.request(Outcome::ok, 1);
+  const Counted models[] = {{"m", "1", manifest, one}, {"m", "2", manifest, two}};
+  const std::string text = prometheus(models);
+  const std::string type = "# TYPE mctl_requests_total counter\n";
+  const auto at = text.find(type);
+  BOOST_REQUIRE(at != std::string::npos);
+  BOOST_TEST(text.find(type, at + 1) == std::string::npos);
+  const auto family = text.substr(at + type.size(), text.find('#', at + type.size()) - at - type.size());
+  BOOST_TEST(family.find("{model=\"m\",version=\"1\",code=\"ok\"} 1\n") != std::string::npos);
+  BOOST_TEST(family.find("{model=\"m\",version=\"2\",code=\"ok\"} 2\n") != std::string::npos);
+  BOOST_TEST(boost::json::parse(statistics(models)).at("model_stats").as_array().size() == 2u);
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
-#include "pool/supervisor.h"
+#include "pool/process_pool.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +14,8 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+
+#include "pool/model_areas.h"
 
 namespace mctl {
 namespace {
@@ -103,47 +104,39 @@ bool warms_all(const Manifest& manifest) {
 
 }  // namespace
 
-Supervisor::Supervisor(asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics)
-    : io_(io),
-      manifest_(manifest),
-      settings_(std::move(settings)),
-      metrics_(metrics),
-      children_(io),
-      workers_(settings_.instances) {
+ProcessPool::ProcessPool(asio::io_context& io, Reaper& reaper, const Manifest& manifest, WorkerSettings settings)
+    : io_(io), reaper_(reaper), manifest_(manifest), settings_(std::move(settings)), workers_(settings_.instances) {
   if (settings_.quick || !warms_all(manifest)) patience_ = kUnknown;
 }
 
-Supervisor::~Supervisor() {
+ProcessPool::~ProcessPool() {
   for (Worker& worker : workers_) {
-    if (worker.pid > 0) {
-      ::kill(worker.pid, SIGKILL);
-      waitpid(worker.pid, nullptr, 0);
-    }
+    if (worker.pid > 0) reaper_.kill(worker.pid);
     forget(worker);
   }
 }
 
-Status Supervisor::start(Events events) {
+Status ProcessPool::start(Events events) {
   events_ = std::move(events);
-  error_code ec;
-  children_.add(SIGCHLD, ec);
-  reap();
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     if (auto started = spawn(i); !started) return started.error();
   }
   return Done{};
 }
 
-Status Supervisor::spawn(std::size_t index) {
+Status ProcessPool::spawn(std::size_t index) {
   Worker& worker = workers_[index];
-  auto arena = Arena::create(manifest_.contract, settings_.max_rows);
+  const auto areas = model_areas(manifest_.contract, settings_.max_rows);
+  if (!areas) return areas.error();
+  auto arena = Arena::create(*areas);
   if (!arena) return arena.error();
   if (!arena->folder().empty()) note("note: memfd is forbidden here, batches go through `" + arena->folder() + "`");
   worker.arena.emplace(*std::move(arena));
   worker.wake_fd = eventfd(0, EFD_CLOEXEC);
   const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const std::string threads = std::to_string(settings_.threads);
-  std::vector<std::string> words = {"mctl-runner", "worker", settings_.libtorch, threads};
+  const std::string max_rows = std::to_string(settings_.max_rows.value_or(0));
+  std::vector<std::string> words = {"mctl-runner", "worker", settings_.libtorch, threads, max_rows};
   if (!settings_.verify) words.push_back("--no-verify");
   if (!settings_.sandbox) words.push_back("--no-sandbox");
   if (was_ready_) words.push_back("--replaces");
@@ -165,19 +158,23 @@ Status Supervisor::spawn(std::size_t index) {
     forget(worker);
     return error;
   }
+  reaper_.watch(worker.pid, guard_([this, index](int status, double cpu_seconds) {
+                  events_.ended(cpu_seconds);
+                  on_death(index, status);
+                }));
   worker.phase = Phase::starting;
   worker.bell = std::make_unique<asio::posix::stream_descriptor>(io_, done_fd);
   listen(index);
   return Done{};
 }
 
-void Supervisor::listen(std::size_t index) {
-  workers_[index].bell->async_wait(asio::posix::stream_descriptor::wait_read, [this, index](error_code ec) {
-    if (!ec) on_bell(index);
-  });
+void ProcessPool::listen(std::size_t index) {
+  workers_[index].bell->async_wait(asio::posix::stream_descriptor::wait_read, guard_([this, index](error_code ec) {
+                                     if (!ec) on_bell(index);
+                                   }));
 }
 
-void Supervisor::on_bell(std::size_t index) {
+void ProcessPool::on_bell(std::size_t index) {
   Worker& worker = workers_[index];
   std::uint64_t rings;
   if (read(worker.bell->native_handle(), &rings, sizeof rings) < 0) return;
@@ -185,7 +182,7 @@ void Supervisor::on_bell(std::size_t index) {
   listen(index);
 }
 
-void Supervisor::on_phase(std::size_t index) {
+void ProcessPool::on_phase(std::size_t index) {
   Worker& worker = workers_[index];
   WorkerState& state = worker.arena->worker();
   worker.phase = state.phase.load(std::memory_order_acquire);
@@ -199,25 +196,25 @@ void Supervisor::on_phase(std::size_t index) {
   state.note[sizeof state.note - 1] = 0;
   note(state.note);
   if (was_ready_) events_.noted("note: a worker is ready again");
-  metrics_.loaded(state.seconds);
+  events_.loaded(state.seconds);
   patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * state.seconds[2])));
   was_ready_ = was_ready_ || std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
   events_.changed();
 }
 
 // Once, not for each worker.
-void Supervisor::note(const std::string& text) {
+void ProcessPool::note(const std::string& text) {
   if (!text.empty() && notes_.insert(text).second) events_.noted(text);
 }
 
-void Supervisor::ring(std::size_t worker) {
+void ProcessPool::ring(std::size_t worker) {
   const std::uint64_t one = 1;
   if (write(workers_[worker].wake_fd, &one, sizeof one) < 0) kill(worker, "crash");
 }
 
-void Supervisor::proved(std::size_t worker) { workers_[worker].pause = 0ms; }
+void ProcessPool::proved(std::size_t worker) { workers_[worker].pause = 0ms; }
 
-void Supervisor::kill(std::size_t index, const std::string& reason) {
+void ProcessPool::kill(std::size_t index, const std::string& reason) {
   Worker& worker = workers_[index];
   if (worker.pid <= 0) return;
   worker.reason = reason;
@@ -225,24 +222,8 @@ void Supervisor::kill(std::size_t index, const std::string& reason) {
 }
 
 // --- death
-// ------------------------------------------------------------------------------------------------------------
 
-void Supervisor::reap() {
-  children_.async_wait([this](error_code ec, int) {
-    if (ec) return;
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
-      int status = 0;
-      rusage use{};
-      if (workers_[i].pid <= 0 || wait4(workers_[i].pid, &status, WNOHANG, &use) != workers_[i].pid) continue;
-      const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * t.tv_usec; };
-      metrics_.worker_ended(seconds(use.ru_utime) + seconds(use.ru_stime));
-      on_death(i, status);
-    }
-    reap();
-  });
-}
-
-void Supervisor::on_death(std::size_t index, int status) {
+void ProcessPool::on_death(std::size_t index, int status) {
   Worker& worker = workers_[index];
   const bool was_live = worker.live;
   if (!was_live && worker.phase != Phase::failed) on_phase(index);  // it may have said why
@@ -253,7 +234,7 @@ void Supervisor::on_death(std::size_t index, int status) {
   }
   if (!was_ready_) return;
   worker.live = false;
-  metrics_.restarted(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
+  events_.replaced(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
   if (was_live) events_.died(index);
   forget(worker);
   restart_later(index);
@@ -261,20 +242,20 @@ void Supervisor::on_death(std::size_t index, int status) {
   events_.changed();
 }
 
-void Supervisor::restart_later(std::size_t index) {
+void ProcessPool::restart_later(std::size_t index) {
   Worker& worker = workers_[index];
   worker.pause = std::clamp<std::chrono::milliseconds>(2 * worker.pause, kFirstPause, kLongestPause);
   worker.restart = std::make_unique<asio::steady_timer>(io_, worker.pause);
-  worker.restart->async_wait([this, index](error_code ec) {
+  worker.restart->async_wait(guard_([this, index](error_code ec) {
     if (ec) return;
     if (auto started = spawn(index); !started) {
       last_error_ = started.error().text;
       restart_later(index);
     }
-  });
+  }));
 }
 
-void Supervisor::forget(Worker& worker) {
+void ProcessPool::forget(Worker& worker) {
   worker.pid = -1;
   worker.live = false;
   worker.reason.clear();
@@ -285,20 +266,19 @@ void Supervisor::forget(Worker& worker) {
 }
 
 // --- what is going on
-// -------------------------------------------------------------------------------------------------
 
-bool Supervisor::ready() const {
+bool ProcessPool::ready() const {
   return was_ready_ && std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
 }
 
-std::string Supervisor::why_not() const {
+std::string ProcessPool::why_not() const {
   if (was_ready_) return "no live worker: " + last_error_ + ", a new one is on its way";
   const auto slowest = std::min_element(workers_.begin(), workers_.end(),
                                         [](const Worker& a, const Worker& b) { return a.phase < b.phase; });
   return "loading: " + std::string(slowest == workers_.end() ? "starting" : name_of(slowest->phase));
 }
 
-std::vector<pid_t> Supervisor::pids() const {
+std::vector<pid_t> ProcessPool::pids() const {
   std::vector<pid_t> pids;
   for (const Worker& worker : workers_) {
     if (worker.pid > 0) pids.push_back(worker.pid);

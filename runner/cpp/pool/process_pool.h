@@ -1,11 +1,11 @@
-// The workers' lives: starts them, says what they are doing, replaces those that die or hang.
+// The worker processes of one model and their lives: starts them, says what they are doing, replaces those that die or
+// hang.
 #pragma once
 
 #include <sys/types.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
@@ -13,13 +13,16 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "engine/metrics.h"
 #include "format/manifest.h"
 #include "format/result.h"
 #include "pool/arena.h"
+#include "pool/guard.h"
+#include "pool/pool.h"
+#include "pool/reaper.h"
 
 namespace mctl {
 
@@ -32,27 +35,30 @@ struct WorkerSettings {
   std::optional<std::int64_t> max_rows;  // of a batch, padding included
 };
 
-class Supervisor {
+class ProcessPool final : public Pool {
  public:
   // What happens to workers, by their index.
   struct Events {
-    std::function<void(std::size_t)> rang;          // slots of a live worker may have finished
-    std::function<void(std::size_t)> died;          // its arena can still be read, until this returns
-    std::function<void()> changed;                  // ready, or not
-    std::function<void(const Error&)> hopeless;     // no worker can start; before the first was ready
-    std::function<void(const std::string&)> noted;  // what a worker has to tell the operator
+    std::function<void(std::size_t)> rang;                // slots of a live worker may have finished
+    std::function<void(std::size_t)> died;                // its arena can still be read, until this returns
+    std::function<void()> changed;                        // ready, or not
+    std::function<void(const Error&)> hopeless;           // no worker can start; before the first was ready
+    std::function<void(const std::string&)> noted;        // what a worker has to tell the operator
+    std::function<void(std::span<const double>)> loaded;  // seconds: verify, load, warmup, golden
+    std::function<void(const std::string&)> replaced;     // why: crash, stuck, load
+    std::function<void(double cpu_seconds)> ended;        // a process of it
   };
 
-  Supervisor(boost::asio::io_context& io, const Manifest& manifest, WorkerSettings settings, Metrics& metrics);
-  ~Supervisor();
+  ProcessPool(boost::asio::io_context& io, Reaper& reaper, const Manifest& manifest, WorkerSettings settings);
+  ~ProcessPool() override;
 
   Status start(Events events);
-  std::size_t size() const { return workers_.size(); }
-  bool live(std::size_t worker) const { return workers_[worker].live; }
-  Arena& arena(std::size_t worker) { return *workers_[worker].arena; }
-  void ring(std::size_t worker);                             // a slot of its arena is ready
-  void proved(std::size_t worker);                           // it finished a batch: restarts no longer back off
-  void kill(std::size_t worker, const std::string& reason);  // it will die
+  std::size_t size() const override { return workers_.size(); }
+  bool live(std::size_t worker) const override { return workers_[worker].live; }
+  Arena& arena(std::size_t worker) override { return *workers_[worker].arena; }
+  void ring(std::size_t worker) override;
+  void proved(std::size_t worker) override;
+  void kill(std::size_t worker, const std::string& reason) override;
 
   // All workers at first, then any.
   bool ready() const;
@@ -60,7 +66,7 @@ class Supervisor {
   std::vector<pid_t> pids() const;
   // How long a batch may surely take: twice what all buckets took to warm up, at least a second. After a quick start,
   // or if a dim without buckets was at its smallest then, nobody knows.
-  std::chrono::nanoseconds patience() const { return patience_; }
+  std::chrono::nanoseconds patience() const override { return patience_; }
 
  private:
   struct Worker {
@@ -80,22 +86,21 @@ class Supervisor {
   void listen(std::size_t index);
   void on_bell(std::size_t index);
   void on_phase(std::size_t index);
-  void reap();
   void on_death(std::size_t index, int status);
   void restart_later(std::size_t index);
   void forget(Worker& worker);
 
   boost::asio::io_context& io_;
+  Reaper& reaper_;
   const Manifest& manifest_;
   const WorkerSettings settings_;
-  Metrics& metrics_;
   Events events_;
-  boost::asio::signal_set children_;
   std::vector<Worker> workers_;
   bool was_ready_ = false;
   std::string last_error_;
   std::set<std::string> notes_;
   std::chrono::nanoseconds patience_ = std::chrono::seconds(1);
+  const Guard guard_;
 };
 
 // The numbers that a worker's descriptors have.

@@ -1,0 +1,34 @@
+// What each model of a server may have otherwise than the others. The names are those of `mctl serve`'s options.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mctl {
+
+enum class Start { full, quick };  // WorkerOptions::quick says what is left out
+
+struct ModelSettings {
+  std::int64_t instances = 1;
+  std::optional<std::int64_t> threads;         // cores / instances
+  std::optional<std::int64_t> max_batch_size;  // rows; the contract's maximum
+  std::int64_t max_queue_delay_us = 0;
+  std::optional<std::vector<std::int64_t>> allowed_batch_sizes;  // the bundle's buckets
+  std::optional<std::int64_t> max_queue_size;                    // rows; 4 x max_batch_size x instances, at least 256
+  std::int64_t default_timeout_ms = 30'000;
+  std::optional<std::int64_t> latency_target_ms;  // none: batches as large as max_batch_size
+  std::optional<std::int64_t> percentile;         // of requests that keep the target; 99
+  std::optional<std::int64_t> max_request_rows;   // max_queue_size
+  std::int64_t worker_timeout = 60;               // seconds
+  Start start = Start::full;
+};
+
+// How worker processes are run: the same for all models of a server.
+struct Runtime {
+  std::string libtorch;  // as HostLibrary::load takes it; empty: $MCTL_LIBTORCH, else beside the binary
+  bool verify = true, sandbox = true;
+};
+
+}  // namespace mctl

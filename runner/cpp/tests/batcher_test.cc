@@ -1,0 +1,259 @@
+// The batcher with a pool that is no process: the test plays the workers, and nothing is timed.
+#include "engine/batcher.h"
+
+#include <boost/test/unit_test.hpp>
+#include <cstring>
+#include <numeric>
+
+#include "pool/model_areas.h"
+#include "support.h"
+
+namespace mctl {
+namespace {
+
+using Values = std::vector<std::int32_t>;
+
+constexpr std::int64_t kHour = 3'600'000'000'000;  // ns
+
+// y[batch] = x[batch] + 100, as far as the workers below do it.
+Manifest manifest_of() {
+  Manifest manifest;
+  Contract& contract = manifest.contract;
+  contract.dims = {{"batch", 1, 4, 1}};
+  const auto rows = [&] { return std::vector{*Expression::parse("batch", contract.dims)}; };
+  contract.inputs = {{"x", Dtype::i32, rows(), std::nullopt, std::nullopt}};
+  contract.outputs = {{"y", Dtype::i32, rows(), std::nullopt, std::nullopt}};
+  contract.batch_dim = 0;
+  manifest.buckets = {{"batch", {1, 2, 4}}};
+  manifest.variants.push_back({});
+  manifest.variants.back().name = "dynamic";
+  manifest.variants.back().covers = {{"batch", {1, 4}}};
+  return manifest;
+}
+
+struct Request final : Call {
+  explicit Request(Values x) : values(std::move(x)) {
+    rows = static_cast<std::int64_t>(values.size());
+    dims = {rows};
+    inputs = {std::as_bytes(std::span(values))};
+    arrival_ns = now_ns();
+    deadline_ns = arrival_ns + kHour;
+  }
+  void finished(const Error* failed) override {
+    ++times;
+    if (failed) error = *failed;
+    if (failed) return;
+    answer.resize(outputs[0].data.size() / sizeof(std::int32_t));
+    std::memcpy(answer.data(), outputs[0].data.data(), outputs[0].data.size());
+  }
+
+  Values values, answer;
+  int times = 0;
+  std::optional<Error> error;
+};
+
+struct Still final : Pool {
+  explicit Still(const Contract& contract, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) arenas.push_back(*Arena::create(*model_areas(contract)));
+  }
+  std::size_t size() const override { return arenas.size(); }
+  bool live(std::size_t) const override { return alive; }
+  Arena& arena(std::size_t worker) override { return arenas[worker]; }
+  void ring(std::size_t worker) override { rung.push_back(worker); }
+  void proved(std::size_t) override {}
+  void kill(std::size_t worker, const std::string& why) override { killed.emplace_back(worker, why); }
+  std::chrono::nanoseconds patience() const override { return std::chrono::hours(1); }
+
+  std::vector<Arena> arenas;
+  std::vector<std::size_t> rung;
+  std::vector<std::pair<std::size_t, std::string>> killed;
+  bool alive = true;
+};
+
+struct Engine {
+  explicit Engine(std::size_t workers = 1, std::int64_t queue = 100)
+      : pool(manifest.contract, workers),
+        batcher(io, manifest, lookup, packing,
+                {.max_batch_size = 4, .max_queue_size = queue, .allowed_batch_sizes = {1, 2, 4}}, std::chrono::hours(1),
+                pool, metrics) {}
+
+  std::shared_ptr<Request> submit(Values x, Client client = 0) {
+    auto request = std::make_shared<Request>(std::move(x));
+    request->client = client;
+    last = batcher.submit(request);
+    return request;
+  }
+  // One batch runs and a full one is assembled behind it.
+  void occupy() {
+    submit({1});
+    turn();
+    submit({1, 1, 1, 1});
+    turn();
+  }
+  void turn() {
+    io.restart();
+    io.poll();
+  }
+  // The sizes of the batch that a worker is to run, or runs, in a slot; 0: none.
+  std::int64_t batch(int slot, std::size_t worker = 0) {
+    const SlotState& state = pool.arena(worker).slot(slot);
+    return state.phase == SlotPhase::ready || state.phase == SlotPhase::running ? state.dims[0] : 0;
+  }
+  void finish(int slot, std::size_t worker = 0) {
+    SlotState& state = pool.arena(worker).slot(slot);
+    Values values(static_cast<std::size_t>(state.dims[0]));
+    std::memcpy(values.data(), pool.arena(worker).input(slot, 0).data(), values.size() * 4);
+    for (std::int32_t& value : values) value += 100;
+    std::memcpy(pool.arena(worker).output(slot, 0).data(), values.data(), values.size() * 4);
+    end(slot, SlotPhase::done, worker);
+  }
+  void end(int slot, SlotPhase phase, std::size_t worker = 0) {
+    SlotState& state = pool.arena(worker).slot(slot);
+    state.begun_ns = now_ns();
+    state.ended_ns = now_ns();
+    state.phase = phase;
+    batcher.rang(worker);
+    turn();
+  }
+
+  boost::asio::io_context io;
+  const Manifest manifest = manifest_of();
+  const Lookup lookup{manifest, 1};
+  Packing packing{manifest};
+  Metrics metrics;
+  Still pool;
+  Batcher batcher;
+  Status last = Done{};
+};
+
+BOOST_AUTO_TEST_SUITE(batcher_)
+
+BOOST_AUTO_TEST_CASE(requests_share_a_batch_and_get_their_own_rows) {
+  Engine engine;
+  const auto one = engine.submit({1}), two = engine.submit({2, 3});
+  engine.turn();
+  BOOST_TEST(engine.batch(0) == 4);  // three rows, padded
+  engine.finish(0);
+  BOOST_TEST(one->answer == Values{101}, boost::test_tools::per_element());
+  BOOST_TEST(two->answer == (Values{102, 103}), boost::test_tools::per_element());
+  BOOST_TEST(one->batch_rows == 3);
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(a_large_request_is_split_and_joined) {
+  Engine engine;
+  const auto large = engine.submit({1, 2, 3, 4, 5, 6});
+  engine.turn();
+  BOOST_TEST(engine.batch(0) == 4);
+  engine.finish(0);
+  BOOST_TEST(large->times == 0);
+  BOOST_TEST(engine.batch(1) == 2);
+  engine.finish(1);
+  BOOST_TEST(large->answer == (Values{101, 102, 103, 104, 105, 106}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_cancelled_request_never_runs) {
+  Engine engine;
+  const auto runs = engine.submit({1});
+  engine.turn();
+  const auto waits = engine.submit({2});
+  BOOST_TEST(engine.batcher.cancel(*waits));
+  BOOST_TEST(!engine.batcher.cancel(*runs));  // it is too late for that: it will be finished
+  engine.finish(0);
+  BOOST_TEST(waits->times == 0);
+  BOOST_TEST(runs->times == 1);
+  BOOST_TEST(runs->cancelled);
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(a_full_queue_refuses) {
+  Engine engine(1, 4);
+  engine.occupy();
+  for (int i = 0; i < 4; ++i) engine.submit({i});
+  const auto late = engine.submit({9});
+  BOOST_REQUIRE(!engine.last);
+  BOOST_TEST((engine.last.error().code == Code::unavailable));
+  BOOST_TEST(late->times == 0);
+}
+
+BOOST_AUTO_TEST_CASE(who_has_most_of_a_full_queue_makes_room) {
+  Engine engine(1, 4);
+  engine.occupy();
+  std::vector<std::shared_ptr<Request>> many;
+  for (int i = 0; i < 4; ++i) many.push_back(engine.submit({i}, 7));
+  engine.submit({9}, 8);
+  BOOST_TEST(why(engine.last).empty());
+  BOOST_REQUIRE(many.back()->error.has_value());
+  BOOST_TEST((many.back()->error->code == Code::unavailable));
+  BOOST_TEST(many.front()->times == 0);
+}
+
+BOOST_AUTO_TEST_CASE(one_bad_request_does_not_fail_the_others) {
+  Engine engine;
+  const auto good = engine.submit({1}), bad = engine.submit({2});
+  engine.turn();
+  std::strcpy(engine.pool.arena(0).slot(0).error, "index out of range");
+  engine.end(0, SlotPhase::failed);  // the batch of both: each is tried alone
+  BOOST_TEST(good->times + bad->times == 0);
+  BOOST_TEST(engine.batch(1) == 1);
+  engine.finish(1);
+  BOOST_TEST(good->answer == Values{101}, boost::test_tools::per_element());
+  BOOST_TEST(engine.batch(0) == 1);
+  std::strcpy(engine.pool.arena(0).slot(0).error, "index out of range");
+  engine.end(0, SlotPhase::failed);
+  BOOST_REQUIRE(bad->error.has_value());
+  BOOST_TEST((bad->error->code == Code::model));
+  BOOST_TEST(bad->error->text == "index out of range");
+}
+
+BOOST_AUTO_TEST_CASE(a_death_costs_only_the_culprit) {
+  Engine engine;
+  const auto good = engine.submit({1}), culprit = engine.submit({2});
+  engine.turn();
+  const auto die = [&] {
+    engine.pool.alive = false;
+    engine.batcher.died(0);
+    engine.turn();
+    engine.pool.arenas[0] = *Arena::create(*model_areas(engine.manifest.contract));
+    engine.pool.alive = true;
+    engine.batcher.changed();
+    engine.turn();
+  };
+  engine.pool.arena(0).slot(0).phase = SlotPhase::running;
+  die();
+  BOOST_TEST(engine.batch(0) == 1);
+  engine.finish(0);
+  BOOST_TEST(good->answer == Values{101}, boost::test_tools::per_element());
+  engine.pool.arena(0).slot(1).phase = SlotPhase::running;
+  die();
+  BOOST_TEST(culprit->times == 1);
+  BOOST_REQUIRE(culprit->error.has_value());
+  BOOST_TEST((culprit->error->code == Code::model));
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(a_deadline_that_passed_is_told_and_nothing_runs) {
+  Engine engine;
+  auto late = std::make_shared<Request>(Values{1});
+  late->deadline_ns = late->arrival_ns;
+  late->deadline_stated = true;
+  const auto submitted = engine.batcher.submit(late);
+  engine.turn();
+  const bool told = !submitted || late->error.has_value();
+  BOOST_TEST(told);
+  BOOST_TEST(engine.batch(0) == 0);
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(two_workers_share_the_work) {
+  Engine engine(2);
+  engine.submit({1, 2, 3, 4});
+  engine.submit({5, 6, 7, 8});
+  engine.turn();
+  BOOST_TEST(engine.pool.rung == (std::vector<std::size_t>{0, 1}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace mctl
