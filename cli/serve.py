@@ -26,7 +26,9 @@ def serve(
     allowed_batch_sizes: Annotated[
         str | None, typer.Option(help="V,V,… a batch is padded to [the bundle's buckets].")
     ] = None,
-    max_queue_size: Annotated[int | None, typer.Option(help="Rows; 503 beyond [4 x batch size x instances].")] = None,
+    max_queue_size: Annotated[
+        int | None, typer.Option(help="Rows; 503 beyond [4 x batch size x instances, at least 256].")
+    ] = None,
     default_timeout_ms: Annotated[int | None, typer.Option(help="A request's deadline [30000].")] = None,
     latency_target_ms: Annotated[int | None, typer.Option(help="Batch size and admission keep it [no target].")] = None,
     percentile: Annotated[int | None, typer.Option(help="Percent of requests that keep the target [99].")] = None,

@@ -117,7 +117,7 @@ def check_platform() -> None:
 def _is_current(built: Path) -> bool:
     if not built.is_file() or not (built.parent / host.SHIM).is_file():
         return False
-    files = (path for folder in (SOURCES, SOURCES / "shim") for path in folder.iterdir())
+    files = (path for path in SOURCES.rglob("*.*") if path.parent.name not in ("tests", "fuzz"))
     sources = (path for path in files if path.suffix in (".cc", ".h", ".txt", ".json"))
     return all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)
 

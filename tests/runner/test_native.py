@@ -131,9 +131,9 @@ def test_the_process_becomes_the_runner() -> None:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with one source, and build tools that only write down that they ran."""
     sources, tools = tmp_path / "runner" / "cpp", tmp_path / "tools"
-    (sources / "shim").mkdir(parents=True)
+    (sources / "doors").mkdir(parents=True)
     tools.mkdir()
-    (sources / "main.cc").touch()
+    (sources / "doors" / "http.cc").touch()
     (tmp_path / "pyproject.toml").touch()
     built = tmp_path / "build" / "native" / "mctl-runner"
     shim = built.with_name("libmctl_shim.so")
@@ -166,7 +166,7 @@ def test_a_checkout_builds_once_and_again_for_new_sources(checkout: Path) -> Non
     native.find_runner(said.append)
     assert len(calls(checkout)) == 2
     later = built.stat().st_mtime + 5
-    os.utime(checkout / "runner" / "cpp" / "main.cc", (later, later))
+    os.utime(checkout / "runner" / "cpp" / "doors" / "http.cc", (later, later))
     native.find_runner(said.append)
     assert len(calls(checkout)) == 4
 
