@@ -81,7 +81,8 @@ def _compile(request: Request, say: Say) -> Done:
     unique, references = store(compiled.constants, compiled.state)
     tensors.save_file(work / WEIGHTS, unique)
     versions = str(torch.__version__), torch.version.git_version
-    return Done(references, _peak_bytes(), *versions, compiled.callers, compiled.layers, notes=tuple(notes))
+    callers, by_name = compiled.callers, compiled.by_name
+    return Done(references, _peak_bytes(), *versions, callers, by_name, compiled.layers, notes=tuple(notes))
 
 
 def _peak_bytes() -> int:

@@ -20,10 +20,11 @@ from .. import __version__
 from ..bundle_format import archive as archives
 from ..bundle_format import tensors
 from ..bundle_format.archive import Archive
+from ..bundle_format.dependencies import oldest_glibc, oldest_glibcxx, read_dependencies, version_numbers
 from ..bundle_format.errors import CompileError, UsageError
 from ..bundle_format.interface import operators
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
-from ..bundle_format.manifest import ConstantRef, Manifest, Producer, Tuning, Variant
+from ..bundle_format.manifest import ConstantRef, Manifest, Producer, Tuning, Variant, needing
 from . import kernel_library, plan, protocol
 from .cache import Cache, default_folder, key_of
 from .process import run_child
@@ -129,7 +130,10 @@ class Staged:
     def choose(self, variants: Sequence[Built], tuning: Tuning | None = None) -> None:
         """These variants are the bundle's. Without a tuning, the first one that covers a size runs there."""
         stored, references = merge(variants)
-        glibc, glibcxx = (max((getattr(v.imports, name) for v in variants), key=_version) for name in _C_LIBRARIES)
+        program = self._builder.program
+        operators = [read_dependencies(program.view(library.member)) for library in self.manifest.libraries]
+        glibc = max([oldest_glibc(operators), *(v.imports.glibc for v in variants)], key=version_numbers)
+        glibcxx = max([oldest_glibcxx(operators), *(v.imports.glibcxx for v in variants)], key=version_numbers)
         self.manifest = msgspec.structs.replace(
             self.manifest,
             target=self.machine.manifest(glibc, glibcxx),
@@ -149,8 +153,8 @@ class Staged:
             ),
             tuning=tuning,
         )
-        program = self._builder.program
         carried = [case.member for case in self.manifest.golden] + [ONNX] * (ONNX in program.members)
+        carried += [library.member for library in self.manifest.libraries]
         self.members = [
             *((f"{_stem(variant.name)}.so", variant.library) for variant in variants),
             *((f"{_stem(variant.name)}_metadata.json", _stock_metadata(self.manifest)) for variant in variants),
@@ -204,7 +208,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
             buckets=buckets,
             members={},
         )
-        return Staged(builder, base, manifest)
+        return Staged(builder, base, needing(manifest, "libraries") if manifest.libraries else manifest)
     except BaseException:
         builder.close()
         raise
@@ -254,7 +258,7 @@ class _Builder:
             done = msgspec.structs.replace(done, seconds=sum(seconds.values()))
             self.workspace.clear(work)
             self._cache.put(key, (work / protocol.LIBRARY, work / protocol.WEIGHTS), msgspec.json.encode(done))
-        imports = read_imports(work / protocol.LIBRARY)
+        imports = read_imports(work / protocol.LIBRARY, done.by_name)
         check_needed(imports)
         return Built(recipe, work / protocol.LIBRARY, work / protocol.WEIGHTS, done, seconds, imports)
 
@@ -344,13 +348,6 @@ def _callers(variant: Built) -> dict[str, tuple[str, ...]]:
     """Of the operators that its library imports."""
     called = {name: variant.done.callers.get(name, ()) for name in operators(variant.imports.torch)}
     return {name: modules for name, modules in called.items() if modules}
-
-
-_C_LIBRARIES = ("glibc", "glibcxx")
-
-
-def _version(text: str) -> list[int]:
-    return [int(part) for part in text.split(".")] if text else []
 
 
 def _stem(name: str) -> str:

@@ -43,6 +43,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     torch: str  # version
     torch_git: str
     callers: dict[str, tuple[str, ...]] = {}  # operator that was not compiled -> modules that it comes from
+    by_name: tuple[str, ...] = ()  # operators that it calls by their names: "aten::linalg_solve_ex"
     layers: int = 0  # that mctl's kernels compute
     notes: tuple[str, ...] = ()  # what of mctl's changes to torch did not apply
     seconds: float = 0.0  # that compiling took, also where it was done before; the parent sees it

@@ -1,6 +1,7 @@
 """What a compiled library imports: what it needs of libtorch and of others, and how old its C libraries may be."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ class Imports:
     """Undefined symbols of a library, by who has to provide them; versions as "2.34" and "3.4.30"."""
 
     needed: tuple[str, ...]  # libraries that it names itself
-    torch: tuple[str, ...]  # sorted: AOTI's C interface, and SLEEF, which libtorch has inside
+    # sorted: AOTI's C interface, SLEEF, which libtorch has inside, and names of operators: "aten::linalg_solve_ex"
+    torch: tuple[str, ...]
     glibc: str
     glibcxx: str
     openmp: tuple[str, ...] = ()
@@ -28,8 +30,9 @@ class Imports:
         return tuple(name for name in self.torch if name.startswith("Sleef_"))
 
 
-def read_imports(path: Path) -> Imports:
-    """Reads the dynamic symbols of an ELF library; a library of another format tells nothing.
+def read_imports(path: Path, by_name: Iterable[str] = ()) -> Imports:
+    """Reads the dynamic symbols of an ELF library; a library of another format tells nothing. `by_name`: the operators
+    that it calls by their names, which no symbol tells.
 
     What libc, libstdc++, libgcc and OpenMP provide carries a symbol version; the C interface of torch and SLEEF do not.
     """
@@ -37,7 +40,7 @@ def read_imports(path: Path) -> Imports:
 
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":
-            return Imports((), (), "", "")
+            return Imports((), tuple(sorted(by_name)), "", "")
         elf = ELFFile(file)
         symbols = elf.get_section_by_name(".dynsym")
         indices = elf.get_section_by_name(".gnu.version")
@@ -56,7 +59,7 @@ def read_imports(path: Path) -> Imports:
         versions = _versions(elf.get_section_by_name(".gnu.version_r"))
         needed = tuple(tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED"))
     newest = {library: _newest(versions, library) for library in ("GLIBC", "GLIBCXX")}
-    return Imports(needed, tuple(sorted(torch)), newest["GLIBC"], newest["GLIBCXX"], tuple(openmp))
+    return Imports(needed, tuple(sorted([*torch, *by_name])), newest["GLIBC"], newest["GLIBCXX"], tuple(openmp))
 
 
 def check_needed(imports: Imports) -> None:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..bundle_format.errors import CompileError
 from ..bundle_format.host import TORCH_TESTED
 from ..bundle_format.interface import operator
+from ..export.graph import line_of
 from . import small_loops
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.export import ExportedProgram
 
@@ -129,7 +131,7 @@ def compile_library(
 @contextmanager
 def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) -> "Iterator[list[Lowered]]":
     """The lowered graphs of the compiles inside the block; `starting_cpp` gets each, with what torch says of operators
-    outside its C interface (JSON), before the C++ compiler is called.
+    outside its C interface (JSON, which is for its proxy executor and is dropped), before the C++ compiler is called.
 
     Touches: `AotCodeCompiler.compile(graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, …)`, replaced.
     Why: inductor gives back nothing but files, and a model that could not be served is refused before C++ is compiled.
@@ -145,7 +147,7 @@ def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) 
     def compile_cpp(graph: Any, wrapper: str, kernels: str, foreign: str | None, **options: Any) -> Any:
         lowered.append(Lowered(graph))
         starting_cpp(lowered[-1], foreign)
-        return original(graph, with_checks(wrapper, note), kernels, foreign, **options)
+        return original(graph, with_checks(wrapper, note), kernels, None, **options)
 
     AotCodeCompiler.compile = compile_cpp
     try:
@@ -158,7 +160,7 @@ class Lowered:
     """A program as inductor has lowered it.
 
     Touches: `GraphLowering.constants`, `folded_constants`, `allocated_constant_name`, `mutated_buffers`, `operations`,
-    and of these `ExternKernel.cpp_kernel_name` and `origins`.
+    and of these `ExternKernel.cpp_kernel_name`, `use_runtime_dispatch`, `op_overload` and `origins`.
     Why: which constant of the library is which of the model and which of them it writes to, and where in the model the
     operators come from that are not compiled.
     Otherwise: AttributeError for the constants, without which there is no bundle; callers are left out, and noted.
@@ -181,7 +183,7 @@ class Lowered:
         return set(self._graph.mutated_buffers) & self.constants().keys()
 
     def callers(self, note: Note) -> dict[str, tuple[str, ...]]:
-        """For each operator that is not compiled ("convolution"): the modules of the model that it comes from."""
+        """For each operator that is not compiled ("convolution"): where it is called, "stem.0 at model.py:7"."""
         try:
             return _callers(self._graph.operations)
         except (ImportError, AttributeError) as error:
@@ -194,19 +196,25 @@ def _callers(operations: Sequence[Any]) -> dict[str, tuple[str, ...]]:
 
     found: dict[str, dict[str, None]] = {}
     for operation in operations:
-        if isinstance(operation, ExternKernel) and operation.cpp_kernel_name:
-            stacks = [node.meta.get("nn_module_stack") or {} for node in operation.origins]
-            paths = [path for stack in stacks for path, _ in stack.values() if path]
-            found.setdefault(_operator(operation.cpp_kernel_name), {}).update(
-                dict.fromkeys(sorted(paths, key=len)[-1:])
-            )
-    return {name: tuple(modules) for name, modules in found.items()}
+        if isinstance(operation, ExternKernel) and (name := _operator(operation)):
+            places = sorted(filter(None, map(_place, operation.origins)), key=len)
+            found.setdefault(name, {}).update(dict.fromkeys(places[-1:]))
+    return {name: tuple(places) for name, places in found.items()}
 
 
-def _operator(kernel: str) -> str:
-    """As the library's imports have it: "sort_stable" for `at::_ops::sort_stable::call`."""
-    name = kernel.removesuffix("::call").rpartition("::")[2]
-    return name.removeprefix("aoti_torch_cpu_").removeprefix("aoti_torch_")
+def _place(node: Any) -> str:
+    """The innermost module and the user's line that a node comes from, as far as they are known."""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = max((path for path, _ in stack.values()), key=len, default="")
+    return " at ".join(filter(None, (module, line_of(node))))
+
+
+def _operator(operation: Any) -> str | None:
+    """As the variant's imports have it: "sort_stable" for `at::_ops::sort_stable::call`; None: it calls none."""
+    if getattr(operation, "use_runtime_dispatch", False):
+        return operator(operation.op_overload.name())
+    name = (operation.cpp_kernel_name or "").removesuffix("::call").rpartition("::")[2]
+    return name.removeprefix("aoti_torch_cpu_").removeprefix("aoti_torch_") or None
 
 
 def is_cpp_error(error: BaseException) -> bool:
@@ -237,6 +245,91 @@ def with_checks(wrapper: str, note: Note) -> str:
     if left:
         note(f"an error of {', '.join(f'`{name}`' for name in left)} is not seen: {installed()} writes the call anew")
     return code
+
+
+# --- operators by their names -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def calls_by_name(
+    write: "Callable[[Wrapper, Any, Sequence[Any], Sequence[Any]], object]", note: Note
+) -> Iterator[None]:
+    """`write(wrapper, operator, arguments, names)` generates calls of operators that have no function in torch's C
+    interface. `names`: the new variables for what comes back, as nested as that is; None: there is none.
+
+    Touches: `CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot(operator, arguments, names, outputs)`,
+    replaced; `MutationOutput`.
+    Why: torch leaves these calls to its proxy executor, an object that only a Python process has.
+    Otherwise: noted; a model with such operators is refused.
+    """
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.ir import MutationOutput
+
+    name = "generate_fallback_kernel_with_runtime_lookup_aot"
+    original = getattr(CppWrapperCpu, name, None)
+    if original is None or len(_positional(original)) != 5:
+        note(f"operators are not called by their names: {installed()} calls them in a way that this mctl does not know")
+        yield
+        return
+
+    def generate(self: Any, op: Any, arguments: Sequence[Any], names: Sequence[Any], outputs: Sequence[Any]) -> None:
+        new = [
+            None if isinstance(output, MutationOutput) else name for name, output in zip(names, outputs, strict=False)
+        ]
+        write(Wrapper(self), op, arguments, new)
+
+    setattr(CppWrapperCpu, name, generate)
+    try:
+        yield
+    finally:
+        setattr(CppWrapperCpu, name, original)
+
+
+class Wrapper:
+    """The C++ of a program, while inductor generates it.
+
+    Touches: `CppWrapperCpu.writeline`, `header`, `include_extra_header`, `codegen_device`, `codegen_dtype`,
+    `codegen_layout`, `codegen_memory_format`; `IRNode.codegen_reference`; `cexpr`.
+    Why: the calls that mctl generates use its variables and constants.
+    Otherwise: AttributeError, told as a failure of torch.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+
+    def line(self, text: str) -> None:
+        self._wrapper.writeline(text)
+
+    def include(self, header: str, code: str) -> None:
+        """A header, and code that needs it, once."""
+        if header not in self._wrapper._included_extra_headers:
+            self._wrapper.include_extra_header(header)
+            self._wrapper.header.splice(code)
+
+    def tensor(self, argument: Any) -> str:
+        """A handle that is borrowed."""
+        return str(argument.codegen_reference())
+
+    def device(self, device: "torch.device") -> tuple[str, str]:
+        """Its type and index."""
+        kind, index = self._wrapper.codegen_device(device).split(", ")
+        return kind, index
+
+    def setting(self, value: "torch.dtype | torch.layout | torch.memory_format") -> str:
+        """As a number."""
+        import torch
+
+        if isinstance(value, torch.dtype):
+            return str(self._wrapper.codegen_dtype(value))
+        if isinstance(value, torch.layout):
+            return str(self._wrapper.codegen_layout(value))
+        return str(self._wrapper.codegen_memory_format(value))
+
+    def size(self, value: Any) -> str:
+        """Of an expression of the program's sizes."""
+        from torch._inductor.codegen.cpp_utils import cexpr
+
+        return str(cexpr(getattr(getattr(value, "node", None), "expr", value)))
 
 
 # --- generated loops --------------------------------------------------------------------------------------------------

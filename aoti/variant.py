@@ -1,8 +1,7 @@
 """One variant: a program through torch's compiler, and what has to be true of the result."""
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
 from . import torch_private
 from .constants import check_storable
+from .dispatch import write_call
 from .protocol import Recipe
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Compiled:
     constants: "dict[str, torch.Tensor]"
     state: set[str]
     callers: dict[str, tuple[str, ...]]
+    by_name: tuple[str, ...]  # operators that it calls by their names: "aten::linalg_solve_ex"
     layers: int  # by mctl's kernels
 
 
@@ -61,17 +62,23 @@ def compile_variant(
         settings = settings | torch_private.c_functions(C_SHIMS)
 
     def starting(lowered: torch_private.Lowered, foreign: str | None) -> None:
-        _check_operators(foreign)
+        if foreign and not by_name:
+            raise torch_private.unknown("calls some operators of this model in a way that this mctl does not know")
         check_storable(lowered.constants())
         starting_cpp()
 
-    with torch_private.small_loops_alone(note), torch_private.watching(starting, note) as graphs:
+    by_name: set[str] = set()
+    with (
+        torch_private.small_loops_alone(note),
+        torch_private.calls_by_name(lambda *call: by_name.add(write_call(*call)), note),
+        torch_private.watching(starting, note) as graphs,
+    ):
         try:
             library, constants = torch_private.compile_library(module, args, kwargs, settings)
         except Exception as error:
             raise explained(error) from error
     state, callers = _check_constants(graphs[0], constants), graphs[0].callers(note)
-    return Compiled(library, constants, state, callers, layers)
+    return Compiled(library, constants, state, callers, tuple(sorted(by_name)), layers)
 
 
 def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":
@@ -91,17 +98,6 @@ def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str,
         return torch.export.export(exported.module(check_guards=False), args, kwargs)
 
 
-def _check_operators(foreign: str | None) -> None:
-    """Operators outside torch's C interface are called through a C++ object that only a Python process has."""
-    if foreign:
-        nodes = json.loads(foreign)["nodes"]
-        names = dict.fromkeys(node["node"]["target"].removeprefix("torch.ops.") for node in nodes)
-        raise CompileError(
-            f"torch has no C interface for {_listed(names)}, so the compiled model could not be served",
-            "write that part of the model with other operators",
-        )
-
-
 def _check_constants(lowered: torch_private.Lowered, constants: dict[str, Any]) -> set[str]:
     """Each constant of the library has a tensor of its own name; returns the names of those that it writes to."""
     names = lowered.library_names()
@@ -111,10 +107,6 @@ def _check_constants(lowered: torch_private.Lowered, constants: dict[str, Any]) 
             "compile without the setting `freezing`",
         )
     return {names[name] for name in lowered.written()}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 # --- torch's failures in a user's terms --------------------------------------------------------------------------

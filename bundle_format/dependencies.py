@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,14 +41,23 @@ def read_dependencies(file: Path | memoryview) -> Dependencies:
 
 def oldest_glibc(files: Iterable[Dependencies]) -> str:
     """The oldest version of the C library that has what all the files need of it: "2.34"; empty: any."""
+    return _oldest("GLIBC", files, C_LIBRARY)
+
+
+def oldest_glibcxx(files: Iterable[Dependencies]) -> str:
+    """The same of libstdc++: "3.4.29"."""
+    return _oldest("GLIBCXX", files, {"libstdc++.so.6"})
+
+
+def _oldest(name: str, files: Iterable[Dependencies], of: Container[str]) -> str:
     wanted = [
         _FEATURES.get(version, version)
         for file in files
         for library, versions in file.versions
-        if library in C_LIBRARY
+        if library in of
         for version in versions
     ]
-    found = [version.removeprefix("GLIBC_") for version in wanted if re.fullmatch(r"GLIBC_[\d.]+", version)]
+    found = [version.removeprefix(f"{name}_") for version in wanted if re.fullmatch(rf"{name}_[\d.]+", version)]
     return max(found, key=version_numbers, default="")
 
 

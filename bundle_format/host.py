@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from .elf import Library
-from .interface import operators
+from .interface import is_name, operators
 from .manifest import Manifest, Target
 
 # The levels of the x86-64 psABI, section 3.1.1, by the names of /proc/cpuinfo; each holds those below it.
@@ -221,8 +221,10 @@ def libtorch_folder(path: Path) -> Path | None:
 
 
 def _missing(folder: Path, names: Iterable[str]) -> list[str]:
-    """Names that neither libtorch_cpu nor a library beside it that it loads defines."""
-    left, todo, seen = list(names), ["libtorch_cpu.so"], set()
+    """Names that neither libtorch_cpu nor a library beside it that it loads defines. Which operators it has by their
+    names, only its code knows.
+    """
+    left, todo, seen = [name for name in names if not is_name(name)], ["libtorch_cpu.so"], set()
     while left and todo:
         name = todo.pop()
         path = folder / name

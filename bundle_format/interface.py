@@ -28,11 +28,20 @@ _OPERATORS = ("aoti_torch_cpu_", "aoti_torch_aten_")
 
 
 def operator(symbol: str) -> str | None:
-    """The operator that an import calls: "convolution" for `aoti_torch_cpu_convolution`; None if it calls none."""
+    """The operator that an import calls: "convolution" for `aoti_torch_cpu_convolution`, "median.dim" for
+    `aten::median.dim`, which is called by its name; None if it calls none.
+    """
+    if is_name(symbol):
+        return symbol.removeprefix("aten::")
     if symbol in _OLD:
         return symbol.removeprefix("aoti_torch_")
     prefix = next((prefix for prefix in _OPERATORS if symbol.startswith(prefix)), None)
     return symbol.removeprefix(prefix) if prefix else None
+
+
+def is_name(symbol: str) -> bool:
+    """Whether an import is no symbol but the name of an operator, which torch's dispatcher finds."""
+    return "::" in symbol
 
 
 def operators(symbols: Iterable[str]) -> tuple[str, ...]:

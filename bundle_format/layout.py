@@ -10,6 +10,7 @@ REPORT = "extra/mctl/report.json"
 WEIGHTS = "mctl/weights.safetensors"
 ONNX = "mctl/program.onnx"
 GOLDEN = "mctl/golden/"  # + <case>.safetensors
+LIBRARIES = "mctl/libraries/"  # + <file>.so: operators of its own that the model calls
 VARIANTS = "data/aotinductor/"  # + <variant>/<file>.so
 ALIGNMENT = 64  # of every member's data within the file, and of every tensor within a safetensors member
 
@@ -18,7 +19,7 @@ NEEDING_SCHEMA = "mctl.bundle/2"  # the same, with `needs`
 PROGRAM_SCHEMA = "mctl.program/1"
 
 # What a bundle may need of its reader beyond `mctl.bundle/1`, by name. A writer adds one with `manifest.needing`.
-NEEDS: tuple[str, ...] = ()
+NEEDS: tuple[str, ...] = ("libraries",)
 
 # Limits of a reader, checked before anything is allocated.
 MAX_MEMBERS = 1 << 16  # a program of stock torch has one member a weight

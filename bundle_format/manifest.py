@@ -15,6 +15,7 @@ from .errors import BundleError, ContractError, NewerError
 from .layout import (
     BUNDLE_SCHEMA,
     GOLDEN,
+    LIBRARIES,
     MAX_JSON_DEPTH,
     MAX_MANIFEST,
     NEEDING_SCHEMA,
@@ -81,6 +82,13 @@ class ConstantRef(Strict, frozen=True):
     state: bool = False  # the model writes to it: every worker has a copy of its own
 
 
+class OperatorLibrary(Strict, frozen=True):
+    """A C++ library with operators that the model calls by their names. It is loaded before the variants."""
+
+    member: str  # path below the top folder
+    operators: tuple[str, ...]  # that it registers: "myops::twice"
+
+
 class Variant(Strict, frozen=True):
     """One compiled library. `constants` is keyed by the original (fully qualified) name of each constant."""
 
@@ -88,11 +96,11 @@ class Variant(Strict, frozen=True):
     library: str  # path below the top folder
     covers: dict[str, tuple[Count, Count]]  # every dim -> smallest and largest size
     constants: dict[str, ConstantRef]
-    imports: tuple[str, ...]  # symbols that it needs of libtorch
+    imports: tuple[str, ...]  # what it needs of libtorch: symbols, and operators by their names ("aten::median.dim")
     threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: the caller's number
     bf16: bool = False  # linear layers and convolutions multiply in bfloat16, and sum in float32
     tuning_ms: Count = 0  # what compiling and measuring it took, where it is there by tuning
-    # an operator of libtorch that it calls -> the paths of the modules that it comes from; a record for people
+    # an operator of libtorch that it calls -> where in the model it is called; a record for people
     callers: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
@@ -180,6 +188,7 @@ class Manifest(Strict, frozen=True):
     variants: tuple[Variant, ...] = ()
     curve: tuple[Measured, ...] = ()  # what batches cost: a server begins with it
     tuning: Tuning | None = None
+    libraries: tuple[OperatorLibrary, ...] = ()  # a bundle that has some needs "libraries"
     parity: Literal["pass", "skipped"] | None = None
     standalone: bool = False  # checked without libtorch: mctl's own C library has all that the variants import
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
@@ -188,6 +197,11 @@ class Manifest(Strict, frozen=True):
     @property
     def kind(self) -> Literal["bundle", "program"]:
         return "program" if self.schema == PROGRAM_SCHEMA else "bundle"
+
+
+def code_of(manifest: Manifest) -> tuple[str, ...]:
+    """The members that are machine code."""
+    return (*(library.member for library in manifest.libraries), *(variant.library for variant in manifest.variants))
 
 
 def needing(manifest: Manifest, need: str) -> Manifest:
@@ -261,6 +275,8 @@ def _validate(manifest: Manifest) -> None:
             raise BundleError(f"the manifest names the path `{path[:128]}`, which is not allowed: {fault}")
     _unique("golden case", [golden.name for golden in manifest.golden])
     _unique("variant", [variant.name for variant in manifest.variants])
+    for library in manifest.libraries:
+        _listed(manifest, library.member, LIBRARIES)
     for golden in manifest.golden:
         _validate_golden(manifest, golden)
     for variant in manifest.variants:
@@ -287,6 +303,8 @@ def _validate(manifest: Manifest) -> None:
 def _validate_bundle(manifest: Manifest) -> None:
     if manifest.target is None or not manifest.variants:
         raise BundleError("the manifest of a bundle needs a target and a variant")
+    if manifest.libraries and "libraries" not in manifest.needs:
+        raise BundleError("the manifest lists libraries, which are no need of it")
     whole = {dim.name: (dim.min, dim.max) for dim in manifest.contract.dims}
     if all(variant.covers != whole for variant in manifest.variants):
         raise BundleError("no variant covers the whole contract")

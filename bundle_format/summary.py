@@ -10,7 +10,20 @@ from .contract import Contract, signature
 from .errors import printable
 from .interface import operators, with_callers
 from .layout import GOLDEN, ONNX, WEIGHTS
-from .manifest import Choice, Golden, Manifest, Member, Producer, Source, Target, Timing, Tuning, Variant
+from .manifest import (
+    Choice,
+    Golden,
+    Manifest,
+    Member,
+    OperatorLibrary,
+    Producer,
+    Source,
+    Target,
+    Timing,
+    Tuning,
+    Variant,
+    code_of,
+)
 from .tensors import TensorEntry, read_header
 
 
@@ -64,6 +77,7 @@ class Summary:
     host: Host | None
     contract: Contract
     buckets: dict[str, tuple[int, ...]]
+    libraries: tuple[OperatorLibrary, ...]
     variants: tuple[VariantSummary, ...]
     tuning: Tuning | None
     golden: tuple[Golden, ...]
@@ -94,6 +108,7 @@ def summarize(path: Path) -> Summary:
             host=_host(manifest),
             contract=manifest.contract,
             buckets=manifest.buckets,
+            libraries=manifest.libraries,
             variants=_variants(archive),
             tuning=manifest.tuning,
             golden=manifest.golden,
@@ -148,7 +163,7 @@ def _host(manifest: Manifest) -> Host | None:
 
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
-    libraries = {variant.library for variant in manifest.variants}
+    libraries = set(code_of(manifest))
     sizes = {"code": 0, "weights": 0, "program": 0, "golden": 0, "onnx": 0, "other": 0}
     for path, member in manifest.members.items():
         if path in libraries:
@@ -222,7 +237,10 @@ def _contract_rows(summary: Summary) -> Rows:
 
 
 def _content_rows(summary: Summary) -> Rows:
-    rows: Rows = []
+    rows: Rows = [
+        ("library", f"{library.member.rpartition('/')[2]}, {', '.join(library.operators)}")
+        for library in summary.libraries
+    ]
     for variant in summary.variants:
         whole = all(variant.covers[dim.name] == (dim.min, dim.max) for dim in summary.contract.dims)
         covers = ", ".join(f"{dim} {low}..{high}" for dim, (low, high) in variant.covers.items())
@@ -297,7 +315,7 @@ def _needs(summary: Summary, variant: VariantSummary) -> str:
     if summary.standalone:
         return "needs no libtorch"
     if lacking := lacking_operators(variant.imports):
-        return f"needs libtorch for {', '.join(with_callers(name, variant.callers.get(name, ())) for name in lacking)}"
+        return f"calls torch for {', '.join(with_callers(name, variant.callers.get(name, ())) for name in lacking)}"
     if variant.operators:
         return "calls operators that mctl's shim has too (`compile --standalone`)"
     return "calls no operator of libtorch"

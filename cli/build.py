@@ -55,6 +55,7 @@ def _export_request(options: dict[str, Any]) -> "ExportRequest":
         ranges=dict(map(dims.parse_range, options["range"])),
         pads=dict(map(dims.parse_pad, options["pad"])),
         output_names=tuple(options["output_name"].split(",")) if options["output_name"] else (),
+        libraries=tuple(options["library"]),
         onnx=options["output"].with_suffix(".onnx") if options["onnx"] else None,
         **{name: options[name] for name in ("weights", "seed", "batch_dim", "allow_random", "embed_onnx")},
     )

@@ -16,6 +16,9 @@ def export(
     dim: Annotated[list[str], typer.Option(metavar=_DIM, help="A size that varies.")] = [],  # noqa: B006
     input: Annotated[list[str], typer.Option(metavar="NAME=DTYPE[SHAPE]", help="An example input.")] = [],  # noqa: B006
     weights: Annotated[Path | None, typer.Option(help="Weights: safetensors or a torch checkpoint.")] = None,
+    library: Annotated[
+        list[Path], typer.Option(metavar="FILE.so", help="A C++ library of operators: it goes with the model.")
+    ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Of all random numbers: of the model file and of golden inputs.")] = 0,
     pad: Annotated[list[str], typer.Option(metavar="INPUT=VALUE", help="The value that fills a bucket up.")] = [],  # noqa: B006
     range: Annotated[list[str], typer.Option(metavar="INPUT=LOW:HIGH", help="Values that an input may hold.")] = [],  # noqa: B006
@@ -42,6 +45,7 @@ def export(
         dims=tuple(map(dims.parse_dim, dim)),
         inputs=tuple(map(dims.parse_input, input)),
         weights=weights,
+        libraries=tuple(library),
         seed=seed,
         ranges=dict(map(dims.parse_range, range)),
         pads=dict(map(dims.parse_pad, pad)),

@@ -129,7 +129,12 @@ def _arguments(node: Node) -> Mapping[str, Any]:
     return {**defaults, **given, **node.kwargs}
 
 
-def _at(node: Node) -> str:
+def line_of(node: Node) -> str:
+    """The user's line that a node comes from, "model.py:31"; empty where none is known."""
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    line = user_line((file, int(number)) for file, number in frames)
+    return user_line((file, int(number)) for file, number in frames) or ""
+
+
+def _at(node: Node) -> str:
+    line = line_of(node)
     return f" ({line})" if line else ""

@@ -5,7 +5,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from .failures import FixedDimError
 from .golden import Case, dump_case, member_of
 from .naming import Tensors
 from .onnx import refuse_state, require_onnx, to_onnx
+from .operators import LibraryFile, check_operators, load_files, load_members
 from .proof import prove_case, prove_repeated, prove_steady, tolerance_of
 from .running import Run, call_model, run_program
 from .source import Source, fresh_copy, load_source
@@ -56,6 +57,7 @@ class ExportRequest:
     dims: tuple[DimSpec, ...] = ()
     inputs: tuple[InputSpec, ...] = ()
     weights: Path | None = None
+    libraries: tuple[Path, ...] = ()  # of C++ operators that the model calls
     seed: int = 0
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # input -> smallest and largest value
     pads: Mapping[str, int | float] = field(default_factory=dict)  # input -> the value that fills it up to a bucket
@@ -95,20 +97,23 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
             )
     clock = _Clock(progress)
     with clock.phase("import", f"importing {request.spec}"):
+        libraries = load_files(request.libraries)
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
         declared = declare(source, request.dims, request.inputs)
         check_names(request.wishes, declared.named, declared.dims)
     notes: list[str] = []
     with clock.phase("trace", "tracing the model with torch.export"):
         traced = _trace(request, source, declared, notes)
+        check_operators(traced.captured.exported, libraries)
         if request.onnx or request.embed_onnx:
             refuse_state(traced.contract)
     with clock.phase("prove", "comparing the program with the model"):
         cases = _cases(request, source, traced, notes)
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
-    manifest = _manifest(source, traced.contract, kept, notes)
+    manifest = _manifest(source, traced.contract, kept, notes, libraries)
     members: list[tuple[str, archives.Data]] = [(member_of(case), dump_case(case)) for case in kept]
+    members += [(library.record.member, library.path) for library in libraries]
     if request.onnx or request.embed_onnx:
         with clock.phase("onnx", "writing the program as ONNX"):
             twin = to_onnx(traced.captured.exported, traced.contract, source.record)
@@ -241,7 +246,9 @@ def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
     return proven
 
 
-def _manifest(source: Source, contract: Contract, cases: list[Case], notes: list[str]) -> Manifest:
+def _manifest(
+    source: Source, contract: Contract, cases: list[Case], notes: list[str], libraries: Sequence[LibraryFile]
+) -> Manifest:
     return Manifest(
         schema="mctl.program/1",
         name=Path(source.record.file).stem,
@@ -253,6 +260,7 @@ def _manifest(source: Source, contract: Contract, cases: list[Case], notes: list
         golden=tuple(Golden(name=case.name, member=member_of(case), dims=case.dims) for case in cases),
         tolerances={output.name: tolerance_of(output.dtype) for output in contract.outputs},
         members={},
+        libraries=tuple(library.record for library in libraries),
         preprocessing=source.preprocessing,
         notes=tuple(notes),
     )
@@ -346,6 +354,7 @@ class Program:
     def exported(self) -> ExportedProgram:
         """Read with pickle: as trusted as the model's source. BundleError where torch cannot read it."""
         self.archive.verify()
+        load_members(self.archive)
         try:
             with quiet():
                 return _with_sizes(torch.export.load(self.archive.path))

@@ -77,7 +77,7 @@ def quiet() -> Iterator[None]:
 def _hint(error: Exception) -> str | None:
     texts = " ".join(str(link) for link in _causes(error))
     if "_OpNamespace" in texts:
-        return "import the package that registers this custom operator in the model file"
+        return "import the package that registers this operator in the model file, or give its library with `--library`"
     if found := re.search(r"operator (torch\w+)::\w+ does not exist", texts):
         return f"the installed `{found[1]}` was made for another torch: install the one for torch {torch.__version__}"
     return None

@@ -18,6 +18,7 @@ from ..bundle_format.errors import BundleError
 from ..bundle_format.layout import WEIGHTS
 from ..bundle_format.manifest import ConstantRef, Manifest, Variant
 from ..bundle_format.tensors import read_header
+from ..export.operators import load_members
 
 LIBTORCH = Path(torch.__file__).parent / "lib"
 
@@ -101,11 +102,12 @@ class Library:
 
 
 def load_libraries(archive: Archive, constants: Constants) -> list[Library]:
-    """Maps the code of every variant. Its digests must have been verified."""
+    """Maps the code of every variant, after that of operators of its own. Their digests must have been verified."""
     manifest = archive.manifest
     with _loading, torch.inference_mode(False):
         # libraries are compiled without a link to libtorch and take its symbols from the process
         ctypes.CDLL(str(_libtorch_cpu()), ctypes.RTLD_GLOBAL)
+        load_members(archive)
         return [_load(archive, manifest, variant, constants) for variant in manifest.variants]
 
 

@@ -18,6 +18,7 @@ from ..bundle_format.errors import BundleError, ClosedError, ContractError, Host
 from ..bundle_format.host import host_verdict
 from ..bundle_format.layout import WEIGHTS
 from ..bundle_format.lookup import Lookup
+from ..bundle_format.manifest import code_of
 from . import rows, values
 from .library import LIBTORCH, Constants, Library, load_libraries, span
 from .values import Value
@@ -41,7 +42,7 @@ def load(path: str | Path, threads: int | None = None, *, verify: bool = True) -
         verdict = host_verdict(archive.manifest, LIBTORCH)
         if not verdict.ok:
             raise HostError(f"this machine cannot run `{path}`: {verdict.reason}", verdict.hint)
-        archive.verify(*(v.library for v in archive.manifest.variants), *([WEIGHTS] if verify else []))
+        archive.verify(*code_of(archive.manifest), *([WEIGHTS] if verify else []))
         constants = Constants(archive)
         libraries = load_libraries(archive, constants)
     except RuntimeError as error:  # dlopen, in torch's words

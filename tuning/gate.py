@@ -138,16 +138,14 @@ def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) ->
         if not torch.startswith(tuple(f"{version}." for version in host.TORCH_TESTED)):
             staged.note(f"compiled by torch {torch}; mctl's shim was tested with {' and '.join(host.TORCH_TESTED)}")
         return
-    text = f"the compiled model needs libtorch for {', '.join(_called(name, staged.stats) for name in missing)}"
+    # what only operators need (lists of their arguments, say) is no reason of its own
+    reasons = interface.operators(missing) or missing
+    called = (interface.with_callers(name, staged.stats.callers.get(name, ())) for name in reasons)
+    text = f"the compiled model needs libtorch for {', '.join(called)}"
     if wanted == "yes":
         raise CompileError(text, f"{_HELP}, or keep libtorch with `--standalone=auto`")
     progress(f"not standalone: {text}")
     staged.note(f"not standalone: {text}")
-
-
-def _called(symbol: str, stats: Stats) -> str:
-    name = interface.operator(symbol) or symbol
-    return interface.with_callers(name, stats.callers.get(name, ()))
 
 
 def _require_folder(output: Path) -> None:

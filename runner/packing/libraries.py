@@ -6,8 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...bundle_format.dependencies import C_LIBRARY, Dependencies, read_dependencies
@@ -22,14 +22,18 @@ class Packed:
     dependencies: Dependencies
 
 
-def gather(roots: Iterable[Path], others: Iterable[Dependencies]) -> dict[str, Packed]:
+def gather(roots: Sequence[Path], others: Iterable[Dependencies]) -> dict[str, Packed]:
     """The roots and every library that they and `others` need, but the C library: by the name in the folder.
 
     What a library names is looked for in the folders that it names itself, then in those of the system. HostError
-    where it isn't found. `others` are loaded last, by processes that have the roots.
+    where it isn't found. `others` are loaded last, by processes that have the roots, and beside these.
     """
     packed = {root.name: _read(root) for root in roots}
-    waiting = [*packed.values(), *(Packed(Path(), dependencies) for dependencies in others)]
+    beside = tuple(str(root.parent) for root in roots)
+    waiting = [
+        *packed.values(),
+        *(Packed(Path(), replace(other, folders=(*other.folders, *beside))) for other in others),
+    ]
     while waiting:
         user = waiting.pop(0)
         for name in user.dependencies.libraries:

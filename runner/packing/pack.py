@@ -101,8 +101,11 @@ class _Content:
         library = native.find_libtorch() / LIBTORCH if self.libtorch else self.runner.with_name(host.SHIM)
         _check_host(archive.path, self.manifest, library if self.libtorch else None, tried=options.check)
         self.code = {
-            f"{MODEL}: {variant.name}": read_dependencies(archive.view(variant.library))
-            for variant in self.manifest.variants
+            f"{MODEL}: {name}": read_dependencies(archive.view(member))
+            for name, member in (
+                *((Path(library.member).name, library.member) for library in self.manifest.libraries),
+                *((variant.name, variant.library) for variant in self.manifest.variants),
+            )
         }
         self.roots = (self.runner, library)
         self.packed = libraries.gather(self.roots, self.code.values())

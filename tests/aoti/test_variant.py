@@ -10,7 +10,7 @@ from torch._inductor.codecache import AotCodeCompiler
 
 from mctl.aoti import variant
 from mctl.aoti.protocol import Recipe
-from mctl.aoti.variant import _check_operators, explained
+from mctl.aoti.variant import explained
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.contract import Contract
 from mctl.bundle_format.errors import BundleError, CompileError
@@ -135,27 +135,6 @@ def test_what_every_operator_returns_is_looked_at(monkeypatch: pytest.MonkeyPatc
     calls = re.findall(r"^.*\baoti_torch_(?:cpu_\w+|index_put_out)\(.*\);$", wrappers[0], re.MULTILINE)
     assert len(calls) == 3
     assert all(call.strip().startswith("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_") for call in calls), calls
-
-
-def test_operators_without_a_c_interface_are_named() -> None:
-    foreign = '{"nodes": [{"node": {"target": "aten::median.dim"}}, {"node": {"target": "torch.ops.my.op"}}]}'
-    with pytest.raises(CompileError, match=r"no C interface for `aten::median\.dim`, `my\.op`, so"):
-        _check_operators(foreign)
-    _check_operators(None)
-
-
-def test_a_program_that_the_c_interface_cannot_run(
-    tmp_path: Path, mctl_ok: Callable[..., object], run_mctl: Callable[..., object]
-) -> None:
-    source, program = tmp_path / "median.py", tmp_path / "program.pt2"
-    source.write_text(
-        "import torch\nclass model(torch.nn.Module):\n    def forward(self, x): return x.median(-1).values\n"
-    )
-    mctl_ok("export", source, "--input", "x=float32[batch,5]", "--dim", "batch=1:8", "-o", program)
-    done = run_mctl("compile", program, "-o", tmp_path / "bundle.pt2")
-    assert done.returncode == 1  # type: ignore[attr-defined]
-    assert "torch has no C interface for `aten::median.dim`" in done.stderr  # type: ignore[attr-defined]
-    assert "compile C++" not in done.stderr  # type: ignore[attr-defined]
 
 
 class CppCompileError(Exception):

@@ -14,7 +14,7 @@ def _cpp_constants() -> dict[str, object]:
     """`kMaxMembers = 1 << 16` as {"MAX_MEMBERS": 65536}, `kNeeds = {"a"}` as {"NEEDS": ("a",)}."""
     found: dict[str, object] = {}
     for name, text, names, number in re.findall(
-        r'constexpr [\w:<>]+ k(\w+) =\s+(?:"([^"]*)"|(\{[^}]*\})|([0-9 <]+));', HEADER.read_text(encoding="utf-8")
+        r'constexpr [\w:<>, ]+ k(\w+) =\s+(?:"([^"]*)"|(\{[^}]*\})|([0-9 <]+));', HEADER.read_text(encoding="utf-8")
     ):
         key = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
         value, _, shift = number.partition("<<")

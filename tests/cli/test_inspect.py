@@ -55,7 +55,7 @@ def test_what_needs_libtorch_and_from_where(tmp_path: Path) -> None:
     path.write_bytes(described(lambda document: document["variants"][0].update(imports=imports, callers=callers)))
     said = mctl("inspect", path).stdout
     where = "`_fft_r2c` (stem.0, blocks.0, blocks.1, blocks.2, …), `logcumsumexp`\n"
-    assert f"2 constants, needs libtorch for {where}" in said
+    assert f"2 constants, calls torch for {where}" in said
     [variant] = json.loads(mctl("inspect", path, "--json").stdout)["variants"]
     assert variant["callers"] == callers
 

@@ -176,7 +176,7 @@ MODELS = {
         forward("return torch.ops.nobody.has_this(x)  # here"),
         BATCH,
         "'_OpNamespace' 'nobody' object has no attribute 'has_this'",
-        "import the package that registers this custom operator",
+        "import the package that registers this operator",
     ),
     "a custom operator without a shape": Wrong(
         "@torch.library.custom_op('mctl_test::shapeless', mutates_args=())\n"

@@ -220,8 +220,8 @@ def test_what_is_not_standalone_says_why(tmp_path: Path, mctl_ok: Callable) -> N
     succeed("export", "model.py", "--dim", "batch=1:8", "-o", "program.pt2", cwd=tmp_path)
     succeed("compile", "program.pt2", "-o", "b.pt2", "--standalone=auto", "--no-parity", cwd=tmp_path)
     said = mctl_ok("inspect", tmp_path / "b.pt2").stdout
-    assert "0 constants, needs libtorch for `logcumsumexp` (1.0)\n" in said
-    assert "not standalone: the compiled model needs libtorch for `logcumsumexp` (1.0)\n" in said
+    assert "0 constants, calls torch for `logcumsumexp` (1.0 at model.py:6)\n" in said
+    assert "not standalone: the compiled model needs libtorch for `logcumsumexp` (1.0 at model.py:6)\n" in said
 
 
 @pytest.mark.parametrize("wanted", ["yes", "auto"])
@@ -293,7 +293,7 @@ def test_which_operators_need_libtorch(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     known = SimpleNamespace(imports=imports[2:], operators=("mm_out",))
     assert host.lacking_operators(imports) == ("_fft_r2c",)
-    assert summary._needs(plain, both) == "needs libtorch for `_fft_r2c`"  # type: ignore[arg-type]
+    assert summary._needs(plain, both) == "calls torch for `_fft_r2c`"  # type: ignore[arg-type]
     assert "that mctl's shim has too" in summary._needs(plain, known)  # type: ignore[arg-type]
     monkeypatch.setattr(host, "find_shim", lambda: None)
     assert host.lacking_operators(imports) == ("_fft_r2c", "mm_out")

@@ -1,8 +1,8 @@
 // Every path in the archive, and a reader's limits: the table of bundle_format/layout.py (a test compares the two).
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -13,6 +13,7 @@ constexpr std::string_view kReport = "extra/mctl/report.json";
 constexpr std::string_view kWeights = "mctl/weights.safetensors";
 constexpr std::string_view kOnnx = "mctl/program.onnx";
 constexpr std::string_view kGolden = "mctl/golden/";
+constexpr std::string_view kLibraries = "mctl/libraries/";
 constexpr std::string_view kVariants = "data/aotinductor/";
 constexpr std::size_t kAlignment = 64;
 
@@ -20,7 +21,7 @@ constexpr std::string_view kBundleSchema = "mctl.bundle/1";
 constexpr std::string_view kNeedingSchema = "mctl.bundle/2";
 constexpr std::string_view kProgramSchema = "mctl.program/1";
 
-constexpr std::initializer_list<std::string_view> kNeeds = {};
+constexpr std::array<std::string_view, 1> kNeeds = {"libraries"};
 
 constexpr std::size_t kMaxMembers = 1 << 16;
 constexpr std::size_t kMaxName = 512;

@@ -105,6 +105,13 @@ Variant read_variant(const json::value& value, const std::string& where, std::st
   return variant;
 }
 
+OperatorLibrary read_library(const json::value& value, const std::string& where, std::string& fault) {
+  Fields fields(value, where, fault);
+  OperatorLibrary library{fields.text("member"), read_texts(fields, "operators", true, fault)};
+  fields.finish();
+  return library;
+}
+
 Golden read_golden(const json::value& value, const std::string& where, std::string& fault) {
   Fields fields(value, where, fault);
   Golden golden{fields.text("name"), fields.text("member"), {}};
@@ -224,6 +231,9 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
   if (const auto* target = fields.find("target")) manifest.target = read_target(*target, fault);
   fields.each_key("buckets", false, [&](std::string key, const json::value& item, const std::string& at) {
     manifest.buckets[std::move(key)] = counts_of(item, at, fault);
+  });
+  fields.each("libraries", false, [&](const json::value& item, const std::string& at) {
+    manifest.libraries.push_back(read_library(item, at, fault));
   });
   fields.each("variants", true, [&](const json::value& item, const std::string& at) {
     manifest.variants.push_back(read_variant(item, at, fault));
@@ -364,6 +374,10 @@ Status check_sound(const Manifest& manifest) {
   if (auto members = check_members(manifest); !members) return members;
   if (auto names = check_names("golden case", manifest.golden); !names) return names;
   if (auto names = check_names("variant", manifest.variants); !names) return names;
+  for (const OperatorLibrary& library : manifest.libraries)
+    if (auto listed = check_listed(manifest, library.member, std::string(kLibraries)); !listed) return listed;
+  if (!manifest.libraries.empty() && std::ranges::count(manifest.needs, "libraries") == 0)
+    return damaged("the manifest lists libraries, which are no need of it");
   for (const Golden& golden : manifest.golden)
     if (auto sound = check_golden(manifest, golden); !sound) return sound;
   for (const Measured& point : manifest.curve)

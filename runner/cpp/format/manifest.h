@@ -39,6 +39,12 @@ struct Variant {
   bool bf16 = false;
 };
 
+// A C++ library with operators that the model calls by their names.
+struct OperatorLibrary {
+  std::string member;
+  std::vector<std::string> operators;
+};
+
 struct Tolerance {
   double rtol = 0, atol = 0;
 };
@@ -75,6 +81,7 @@ struct Manifest {
   Contract contract;
   Target target;
   std::map<std::string, std::vector<std::int64_t>> buckets;
+  std::vector<OperatorLibrary> libraries;  // loaded before the variants
   std::vector<Variant> variants;
   std::vector<Golden> golden;
   std::vector<Measured> curve;

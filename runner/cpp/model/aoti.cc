@@ -1,15 +1,12 @@
 #include "model/aoti.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
+#include "model/code.h"
 #include "model/dl.h"
 #include "model/tensor_copy.h"
-#include "model/unnamed_file.h"
 
 namespace mctl {
 namespace {
@@ -44,16 +41,6 @@ std::string described(std::string_view dtype, std::span<const std::int64_t> shap
   std::string text(dtype);
   for (std::size_t axis = 0; axis < shape.size(); ++axis) text += (axis == 0 ? "[" : ",") + std::to_string(shape[axis]);
   return text + (shape.empty() ? "[]" : "]");
-}
-
-Status write_all(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return host(std::strerror(errno));
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return Done{};
 }
 
 }  // namespace
@@ -97,15 +84,11 @@ void Model::swap(Model& other) noexcept {
 }
 
 Status Model::open(std::span<const std::byte> code) {
-  const auto file = unnamed_file("mctl-variant", [&](const UnnamedFile& made) -> Status {
-    if (auto done = write_all(made.fd, code); !done) return done;
-    library_ = dlopen(("/proc/self/fd/" + std::to_string(made.fd)).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library_ == nullptr) return host(dl_error());
-    return Done{};
-  });
-  if (!file) return host("cannot load variant `" + variant_->name + "`: " + file.error().text);
-  fd_ = file->fd;
-  folder_ = file->folder;
+  const auto loaded = load_code("mctl-variant", code);
+  if (!loaded) return host("cannot load variant `" + variant_->name + "`: " + loaded.error().text);
+  library_ = loaded->library;
+  fd_ = loaded->fd;
+  folder_ = loaded->folder;
   return Done{};
 }
 

@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstdlib>
 
+#include "model/code.h"
 #include "model/dl.h"
 
 namespace mctl {
@@ -62,7 +63,9 @@ Result<HostLibrary> HostLibrary::load(const std::string& path, int threads) {
   set_environment(threads);
   keep_memory();
   HostLibrary library;
-  library.handle_ = dlopen(file_of(path).c_str(), RTLD_LAZY | RTLD_GLOBAL);
+  const std::string file = file_of(path);
+  library.folder_ = file.substr(0, file.rfind('/') + 1);
+  library.handle_ = dlopen(file.c_str(), RTLD_LAZY | RTLD_GLOBAL);
   if (library.handle_ == nullptr)
     return host("cannot load " + std::string(path.empty() ? "mctl's shim" : "libtorch") + ": " + cause_of(dl_error()));
   const char* (*shim)() = nullptr;
@@ -100,7 +103,23 @@ Status HostLibrary::look_up() {
   return Done{};
 }
 
-bool HostLibrary::has(const std::string& symbol) const { return dlsym(handle_, symbol.c_str()) != nullptr; }
+// Of operators that are called by their names, libtorch has no list in C; the shim has none.
+bool HostLibrary::has(const std::string& import) const {
+  if (import.find("::") != std::string::npos) return !is_shim_;
+  return dlsym(handle_, import.c_str()) != nullptr;
+}
+
+// Such libraries are linked to `libtorch.so`, an empty one that names libtorch_cpu and, in builds for a GPU, CUDA's:
+// only what needs it gets it.
+Status HostLibrary::load_operators(const std::string& name, std::span<const std::byte> code) const {
+  if (is_shim_) return host("`" + name + "` has operators for libtorch: name it with `--libtorch`");
+  auto loaded = load_code(name.c_str(), code);
+  if (!loaded && loaded.error().text.find("libtorch.so") != std::string::npos &&
+      dlopen((folder_ + "libtorch.so").c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr)
+    loaded = load_code(name.c_str(), code);
+  if (!loaded) return host("cannot load `" + name + "`: " + loaded.error().text);
+  return Done{};
+}
 
 void HostLibrary::set_threads(int threads) const {
   if (calls_.set_omp_threads != nullptr) calls_.set_omp_threads(threads);

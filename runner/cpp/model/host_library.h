@@ -24,7 +24,9 @@ class HostLibrary {
   static std::string libtorch_beside();
 
   bool is_shim() const { return is_shim_; }
-  bool has(const std::string& symbol) const;
+  bool has(const std::string& import) const;
+  // Operators of a bundle's own, which register themselves with libtorch.
+  Status load_operators(const std::string& name, std::span<const std::byte> code) const;
   void set_threads(int threads) const;  // of the calling thread's parallel regions
   std::string last_error() const;       // of the calling thread; empty if this library does not tell
 
@@ -37,6 +39,7 @@ class HostLibrary {
   const char* name() const { return is_shim_ ? "mctl's shim" : "this libtorch"; }
 
   void* handle_ = nullptr;
+  std::string folder_;  // that the library lies in, with a slash at its end
   bool is_shim_ = false;
   std::array<std::int32_t, 13> dtypes_{};  // torch's number of each Dtype
   std::int32_t cpu_ = 0;

@@ -23,7 +23,8 @@ Status Loaded::verify(bool digests) {
   if (!weights) return weights.error();
   weights_ = *std::move(weights);
   const auto is_code = [&](const std::string& path) {
-    return std::ranges::any_of(manifest_.variants, [&](const Variant& variant) { return variant.library == path; });
+    return std::ranges::count(manifest_.variants, path, &Variant::library) > 0 ||
+           std::ranges::count(manifest_.libraries, path, &OperatorLibrary::member) > 0;
   };
   for (const auto& [path, member] : manifest_.members) {
     if (!digests || is_code(path)) continue;
@@ -40,6 +41,14 @@ Status Loaded::verify_member(const std::string& path) const {
   return mctl::verify(manifest_, path, mapping->bytes());
 }
 
+// A copy, so that what was hashed is what is mapped.
+Result<std::string> Loaded::verified_code(const std::string& path) const {
+  auto code = archive_->read(path, SIZE_MAX);
+  if (!code) return code.error();
+  if (auto same = mctl::verify(manifest_, path, std::as_bytes(std::span(*code))); !same) return same.error();
+  return code;
+}
+
 Status Loaded::load(const std::string& library, int threads) {
   auto loaded = HostLibrary::load(library, threads);
   if (!loaded) return loaded.error();
@@ -47,13 +56,16 @@ Status Loaded::load(const std::string& library, int threads) {
   threads_ = threads;
   lookup_.emplace(manifest_, threads);
   if (auto runs = check_libraries(manifest_, *library_); !runs) return runs;
-  for (const Variant& variant : manifest_.variants) {
-    // A copy, so that what was hashed is what is mapped.
-    const auto code = archive_->read(variant.library, SIZE_MAX);
+  for (const OperatorLibrary& operators : manifest_.libraries) {
+    const auto code = verified_code(operators.member);
     if (!code) return code.error();
-    const auto bytes = std::as_bytes(std::span(*code));
-    if (auto same = mctl::verify(manifest_, variant.library, bytes); !same) return same;
-    auto model = Model::load(*library_, manifest_.contract, variant, bytes, weights_);
+    const std::string name = operators.member.substr(operators.member.rfind('/') + 1);
+    if (auto done = library_->load_operators(name, std::as_bytes(std::span(*code))); !done) return done;
+  }
+  for (const Variant& variant : manifest_.variants) {
+    const auto code = verified_code(variant.library);
+    if (!code) return code.error();
+    auto model = Model::load(*library_, manifest_.contract, variant, std::as_bytes(std::span(*code)), weights_);
     if (!model) return model.error();
     models_.push_back(*std::move(model));
   }

@@ -47,6 +47,7 @@ class Loaded {
 
  private:
   Status verify_member(const std::string& path) const;
+  Result<std::string> verified_code(const std::string& path) const;
 
   std::optional<Archive> archive_;
   Manifest manifest_;
