@@ -61,6 +61,7 @@ def _compile(request: Request, say: Say) -> Done:
     import torch
 
     from ..export.program import load_program
+    from . import ops  # noqa: F401  a program for generation names one of them
 
     program = load_program(Path(request.program))
     contract = program.manifest.contract

@@ -23,8 +23,8 @@ from ..bundle_format.archive import Archive
 from ..bundle_format.dependencies import oldest_glibc, oldest_glibcxx, read_dependencies, version_numbers
 from ..bundle_format.errors import CompileError, UsageError
 from ..bundle_format.interface import operators
-from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, VARIANTS, WEIGHTS
-from ..bundle_format.manifest import ConstantRef, Manifest, Producer, Tuning, Variant, needing
+from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, TOKENIZER, VARIANTS, WEIGHTS
+from ..bundle_format.manifest import GENERATE, ConstantRef, Manifest, Producer, Tuning, Variant, needing
 from . import kernel_library, plan, protocol
 from .cache import Cache, default_folder, key_of
 from .process import run_child
@@ -153,7 +153,8 @@ class Staged:
             ),
             tuning=tuning,
         )
-        carried = [case.member for case in self.manifest.golden] + [ONNX] * (ONNX in program.members)
+        carried = [case.member for case in self.manifest.golden]
+        carried += [member for member in (ONNX, TOKENIZER) if member in program.members]
         carried += [library.member for library in self.manifest.libraries]
         self.members = [
             *((f"{_stem(variant.name)}.so", variant.library) for variant in variants),
@@ -190,6 +191,8 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
     program = archives.open_program(program_path)
     try:
         name = _checked_name(options.name or program.manifest.name)
+        if program.manifest.generation is not None:
+            _refuse_for_generation(options)
         buckets = plan.choose_buckets(program.manifest.contract, options.buckets)
         builder = _Builder(program, options, machine, compiler, Workspace(options.work_dir))
     except BaseException:
@@ -208,10 +211,22 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
             buckets=buckets,
             members={},
         )
-        return Staged(builder, base, needing(manifest, "libraries") if manifest.libraries else manifest)
+        for need, needed in (("libraries", manifest.libraries), (GENERATE, manifest.generation)):
+            manifest = needing(manifest, need) if needed else manifest
+        return Staged(builder, base, manifest)
     except BaseException:
         builder.close()
         raise
+
+
+def _refuse_for_generation(options: CompileOptions) -> None:
+    """What a program that continues text cannot be compiled with."""
+    if not options.packed:
+        raise UsageError("a program that continues text needs mctl's kernels", "leave `--kernels torch` out")
+    if options.tune != "none":
+        raise UsageError("a program that continues text is one step of any size: there is nothing to tune for yet")
+    if options.standalone:
+        raise UsageError("a bundle that continues text needs libtorch so far", "leave `--standalone` out")
 
 
 def _base_recipe(options: CompileOptions) -> Recipe:

@@ -9,6 +9,7 @@ MANIFEST = "extra/mctl/manifest.json"
 REPORT = "extra/mctl/report.json"
 WEIGHTS = "mctl/weights.safetensors"
 ONNX = "mctl/program.onnx"
+TOKENIZER = "mctl/tokenizer.json"
 GOLDEN = "mctl/golden/"  # + <case>.safetensors
 LIBRARIES = "mctl/libraries/"  # + <file>.so: operators of its own that the model calls
 VARIANTS = "data/aotinductor/"  # + <variant>/<file>.so
@@ -19,7 +20,8 @@ NEEDING_SCHEMA = "mctl.bundle/2"  # the same, with `needs`
 PROGRAM_SCHEMA = "mctl.program/1"
 
 # What a bundle may need of its reader beyond `mctl.bundle/1`, by name. A writer adds one with `manifest.needing`.
-NEEDS: tuple[str, ...] = ("libraries",)
+# The runner's list is shorter: what it cannot run yet, only Python does.
+NEEDS: tuple[str, ...] = ("libraries", "generate")
 
 # Limits of a reader, checked before anything is allocated.
 MAX_MEMBERS = 1 << 16  # a program of stock torch has one member a weight

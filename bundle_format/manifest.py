@@ -27,6 +27,8 @@ from .layout import (
 )
 from .strict_json import refuse_ambiguity, refuse_depth, refuse_many_parts
 
+GENERATE = "generate"  # the need of a bundle that continues text
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
 Threads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -167,6 +169,37 @@ class Tuning(Strict, frozen=True):
     total_ms: Count = 0  # what compiling and measuring took, of variants that were not kept too; 0: not known
 
 
+class CacheGroup(Strict, frozen=True):
+    """Layers whose keys and values have the same sizes: they lie in one tensor, the input `kv<index>`."""
+
+    layers: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    heads: Annotated[int, msgspec.Meta(ge=1, le=65536)]  # of keys
+    key_size: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    value_size: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+
+
+class AttentionLayer(Strict, frozen=True):
+    """One layer's attention: a query sees `window` keys up to its own, or all of them (0)."""
+
+    group: Count
+    window: Count = 0
+    softcap: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # scores are softcap * tanh(score / softcap); 0: as they are
+    sinks: bool = False  # each head has one more score, without a value
+
+
+class Generation(Strict, frozen=True):
+    """A model that continues text, as one step over the tokens of many requests: SPEC.md, "Generation"."""
+
+    vocabulary: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    context: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens of one request, at most
+    groups: tuple[CacheGroup, ...]
+    layers: tuple[AttentionLayer, ...]
+    eos: tuple[Count, ...] = ()  # tokens that end a text
+    cache_dtype: Literal["float32", "bfloat16"] = "float32"
+    block: Literal[16] = 16  # positions
+    invariant: bool = False  # parity saw the same bits however steps were made up
+
+
 class Manifest(Strict, frozen=True):
     """Of a bundle (`mctl.bundle/1`, or `/2` if it has `needs`) or a program (`mctl.program/1`: nothing compiled)."""
 
@@ -191,6 +224,7 @@ class Manifest(Strict, frozen=True):
     libraries: tuple[OperatorLibrary, ...] = ()  # a bundle that has some needs "libraries"
     parity: Literal["pass", "skipped"] | None = None
     standalone: bool = False  # checked without libtorch: mctl's own C library has all that the variants import
+    generation: Generation | None = None  # it continues text
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
     notes: tuple[str, ...] = ()  # what export or compile had to say
 
@@ -287,6 +321,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_tuning(manifest, manifest.tuning)
     for dim, sizes in manifest.buckets.items():
         _validate_buckets(manifest.contract, dim, sizes)
+    if manifest.generation is not None:
+        _validate_generation(manifest, manifest.generation)
     outputs = {output.name for output in manifest.contract.outputs}
     for name, tolerance in manifest.tolerances.items():
         sound = tolerance.rtol >= 0 and tolerance.atol >= 0 and isfinite(tolerance.rtol) and isfinite(tolerance.atol)
@@ -336,6 +372,21 @@ def _validate_tuning(manifest: Manifest, tuning: Tuning) -> None:
             if key in seen:
                 raise BundleError(f"{what} is there twice")
             seen.add(key)
+
+
+def _validate_generation(manifest: Manifest, generation: Generation) -> None:
+    if manifest.kind == "bundle" and GENERATE not in manifest.needs:
+        raise BundleError(f"a bundle that continues text needs `{GENERATE}`")
+    of_group = [sum(layer.group == at for layer in generation.layers) for at in range(len(generation.groups))]
+    if of_group != [group.layers for group in generation.groups] or sum(of_group) != len(generation.layers):
+        raise BundleError("the layers that generate do not fit the groups of their caches")
+    shapes = {declared.name: declared.shape for declared in manifest.contract.inputs}
+    for at, group in enumerate(generation.groups):
+        size = generation.block * (group.key_size + group.value_size)
+        if shapes.get(f"kv{at}") != (group.layers, "pool", group.heads, size):
+            raise BundleError(f"the contract's input `kv{at}` is not the cache of its group")
+    if any(token >= generation.vocabulary for token in generation.eos):
+        raise BundleError("a token that ends a text is not in the vocabulary")
 
 
 def _validate_variant(manifest: Manifest, variant: Variant) -> None:

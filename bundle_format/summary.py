@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from .archive import Archive
-from .contract import Contract, signature
+from .contract import DTYPES, Contract, signature
 from .errors import printable
 from .interface import operators, with_callers
 from .layout import GOLDEN, ONNX, WEIGHTS
 from .manifest import (
     Choice,
+    Generation,
     Golden,
     Manifest,
     Member,
@@ -81,6 +82,7 @@ class Summary:
     variants: tuple[VariantSummary, ...]
     tuning: Tuning | None
     golden: tuple[Golden, ...]
+    generation: Generation | None
     preprocessing: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -112,6 +114,7 @@ def summarize(path: Path) -> Summary:
             variants=_variants(archive),
             tuning=manifest.tuning,
             golden=manifest.golden,
+            generation=manifest.generation,
             preprocessing=tuple(manifest.preprocessing),
             notes=manifest.notes,
         )
@@ -186,7 +189,10 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
 
 def lines(summary: Summary) -> list[str]:
     """The summary for a person: a title, then rows of a label and a value."""
-    rows = [*_origin_rows(summary), *_contract_rows(summary), *_content_rows(summary)]
+    rows = [*_origin_rows(summary), *_contract_rows(summary)]
+    if summary.generation is not None:
+        rows += _generation_rows(summary.generation, summary.kind == "bundle")
+    rows += _content_rows(summary)
     width = max(len(label) for label, _ in rows)
     what = {"bundle": "a bundle", "program": "a program that is not compiled"}[summary.kind]
     below = "\n" + " " * (width + 2)  # a line break in a note does not start a row
@@ -234,6 +240,19 @@ def _contract_rows(summary: Summary) -> Rows:
     rows += [("output", f"{output.name} {signature(output)}") for output in contract.outputs]
     rows += [("state", f"{state.name} {signature(state)}") for state in contract.state]
     return rows + ([("random", "the model draws random numbers")] if contract.random else [])
+
+
+def _generation_rows(generation: Generation, compiled: bool) -> Rows:
+    """What a model that continues text is like."""
+    of_token = sum(group.layers * group.heads * (group.key_size + group.value_size) for group in generation.groups)
+    size = human_bytes(of_token * DTYPES[generation.cache_dtype].size)
+    text = f"{len(generation.layers)} layers, vocabulary {generation.vocabulary:,}, context {generation.context:,}"
+    rows = [("text", text), ("cache", f"{size} a token, {generation.cache_dtype}")]
+    if windows := sorted({layer.window for layer in generation.layers if layer.window}):
+        rows.append(("windows", ", ".join(map(str, windows))))
+    rows += [("ends with", ", ".join(map(str, generation.eos)))] if generation.eos else []
+    same = "the same in any batch, to the bit" if generation.invariant else "may depend on what else is in a batch"
+    return rows + ([("its tokens", same)] if compiled else [])
 
 
 def _content_rows(summary: Summary) -> Rows:

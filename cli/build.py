@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import verdict
 from .compile import allowed_slowdown, compile, tune_options
-from .export import export
+from .export import export, generation_request, refuse_without_task
 from .parity import parity, parse_tolerances
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def build(**options: Any) -> None:
     Options may come from mctl.toml or [tool.mctl] in pyproject.toml (dim = ["batch=1:64"]); the command line wins.
     """
     tolerances = parse_tolerances(options["tolerance"])
-    request, settings = _export_request(options), _compile_options(options)
+    request = generation_request(options) if options["task"] else _export_request(options)
+    settings = _compile_options(options)
     tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "precision", "max_packed_mb")))
     from ..tuning.gate import build as build_checked
 
@@ -44,6 +45,7 @@ build.__annotations__ = {name: option.annotation for name, option in _OPTIONS.it
 
 
 def _export_request(options: dict[str, Any]) -> "ExportRequest":
+    refuse_without_task(options)
     from ..export import dims
     from ..export.program import ExportRequest
 

@@ -1,18 +1,35 @@
 """`mctl export`: a model's source file to program.pt2."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
+from ..bundle_format.errors import UsageError
 from . import console, progress
+
+if TYPE_CHECKING:
+    from ..export.program import ExportReport
+    from ..generation.export import GenerationRequest
 
 _DIM = "NAME=MIN:MAX[:MULTIPLE][@INPUT:AXIS,…]"
 
 
 def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL.py[:NAME]", help="The file that defines the model.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL.py[:NAME]", help="The file that defines the model; for a task, or a folder.")
+    ],
+    task: Annotated[
+        Literal["text-generation"] | None,
+        typer.Option(help="What a language model, also a Hugging Face folder, is for."),
+    ] = None,
+    context: Annotated[int | None, typer.Option(min=1, metavar="N", help="Its tokens at most [its own].")] = None,
+    eos: Annotated[str | None, typer.Option(metavar="N,N,…", help="Its tokens that end a text [its own].")] = None,
+    kv_dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="What it keeps keys and values in [float32].")
+    ] = None,
     dim: Annotated[list[str], typer.Option(metavar=_DIM, help="A size that varies.")] = [],  # noqa: B006
     input: Annotated[list[str], typer.Option(metavar="NAME=DTYPE[SHAPE]", help="An example input.")] = [],  # noqa: B006
     weights: Annotated[Path | None, typer.Option(help="Weights: safetensors or a torch checkpoint.")] = None,
@@ -35,7 +52,14 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Export a PyTorch model with its contract and golden cases, and prove that it is what was declared."""
-    from ..bundle_format import summary
+    if task is not None:
+        from ..generation.export import export_generation
+
+        wanted = generation_request(locals())
+        with progress.shown() as say:
+            _tell(export_generation(wanted, say), json)
+        return
+    refuse_without_task(locals())
     from ..export import dims
     from ..export.program import ExportRequest, export_model
 
@@ -57,6 +81,48 @@ def export(
     )
     with progress.shown() as say:
         report = export_model(request, say)
+    _tell(report, json)
+
+
+_OF_TASK = ("context", "eos", "kv_dtype")
+_WITHOUT_TASK = (
+    *("dim", "input", "pad", "range", "batch_dim", "output_name", "allow_random", "onnx", "embed_onnx", "library"),
+)
+
+
+def generation_request(options: Mapping[str, Any]) -> "GenerationRequest":
+    """What the options of `--task text-generation` say. UsageError for those that mean nothing with it."""
+    for name in _WITHOUT_TASK:
+        if options[name]:
+            raise UsageError(
+                f"`--{name.replace('_', '-')}` means nothing with `--task`", "a step has inputs of its own"
+            )
+    from ..generation.export import GenerationRequest
+    from .generate import parse_ids
+
+    eos = options["eos"]
+    return GenerationRequest(
+        spec=options["model"],
+        output=options["output"],
+        context=options["context"],
+        eos=None if eos is None else tuple(parse_ids(eos, "--eos")) if eos else (),
+        cache_dtype=options["kv_dtype"] or "float32",
+        weights=options["weights"],
+        seed=options["seed"],
+    )
+
+
+def refuse_without_task(options: Mapping[str, Any]) -> None:
+    """UsageError for options that are for language models."""
+    for name in _OF_TASK:
+        if options[name] is not None:
+            flag = name.replace("_", "-")
+            raise UsageError(f"`--{flag}` is for language models", "add `--task text-generation`")
+
+
+def _tell(report: "ExportReport", json: bool) -> None:
+    from ..bundle_format import summary
+
     made = summary.summarize(report.path)
     if json:
         console.emit_json(

@@ -19,6 +19,7 @@ from .compile import Standaloneable, compile
 from .config import Configured
 from .doctor import doctor
 from .export import export
+from .generate import generate
 from .inspect import inspect
 from .pack import pack
 from .parity import parity
@@ -59,6 +60,7 @@ app.command()(bench)
 app.command()(inspect)
 app.command()(verify)
 app.command()(run)
+app.command()(generate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(pack)

@@ -86,16 +86,16 @@ class ExportReport:
 
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
-    _require_place(request.output)
+    require_place(request.output)
     if request.onnx or request.embed_onnx:
         require_onnx()
     if request.onnx:
-        _require_place(request.onnx)
+        require_place(request.onnx)
         if request.onnx == request.output:
             raise UsageError(
                 f"`{request.output}` is where the ONNX model goes", "write the program elsewhere with `-o`"
             )
-    clock = _Clock(progress)
+    clock = Clock(progress)
     with clock.phase("import", f"importing {request.spec}"):
         libraries = load_files(request.libraries)
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
@@ -122,12 +122,12 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
                 file.write(twin)
         members += [(ONNX, twin)] if request.embed_onnx else []
     with clock.phase("write", f"writing {request.output}"):
-        manifest = _write(request.output, traced.captured.exported, manifest, members)
+        manifest = write_program(request.output, traced.captured.exported, manifest, members)
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
 
 
-def _require_place(path: Path) -> None:
+def require_place(path: Path) -> None:
     """Says before the work that its result cannot be written."""
     folder = path.resolve().parent
     hint = "choose another place with `-o`"
@@ -140,7 +140,9 @@ def _require_place(path: Path) -> None:
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
+    """Tells what begins, and keeps what each phase took."""
+
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -253,7 +255,7 @@ def _manifest(
         schema="mctl.program/1",
         name=Path(source.record.file).stem,
         version="1",
-        created=_now().isoformat(timespec="seconds"),
+        created=now().isoformat(timespec="seconds"),
         producer=producer(),
         source=source.record,
         contract=contract,
@@ -266,7 +268,7 @@ def _manifest(
     )
 
 
-def _now() -> datetime:
+def now() -> datetime:
     """The time, or what SOURCE_DATE_EPOCH says it is: https://reproducible-builds.org/specs/source-date-epoch/."""
     fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
     return datetime.fromtimestamp(int(fixed), UTC) if fixed.isdecimal() else datetime.now(UTC)
@@ -282,7 +284,7 @@ def producer() -> Producer:
     )
 
 
-def _write(
+def write_program(
     path: Path, exported: ExportedProgram, manifest: Manifest, more: list[tuple[str, archives.Data]]
 ) -> Manifest:
     """What `torch.export.save` writes, in one archive with the manifest and `more` members."""

@@ -40,7 +40,7 @@ def run_program(exported: ExportedProgram, contract: Contract, *, double: bool =
     """Calls the exported program, in a fresh state of its own, with copies of tensors in the contract's order."""
     module: Any = exported.module(check_guards=False)  # the contract is the guard
     if double:
-        _replace_tensors(module, lambda _, value: value.double() if value.is_floating_point() else value)
+        widen(module)
     state = {each.name for each in contract.state}
     _replace_tensors(module, lambda name, value: value.clone() if name in state else value)
     inputs = [declared.name for declared in contract.inputs]
@@ -52,6 +52,11 @@ def run_program(exported: ExportedProgram, contract: Contract, *, double: bool =
         return dict(zip(outputs, result.values(), strict=True))
 
     return run
+
+
+def widen(module: nn.Module) -> None:
+    """Gives the module of a program its floating tensors in float64."""
+    _replace_tensors(module, lambda _, value: value.double() if value.is_floating_point() else value)
 
 
 def _replace_tensors(module: nn.Module, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:

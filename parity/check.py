@@ -11,7 +11,7 @@ from ..bundle_format.errors import UsageError
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.golden import load_golden
 from . import against as beside
-from . import apart, batching
+from . import apart, batching, continuing
 from .onnx import Runs, twin_notes
 from .report import SCHEMA, Report, Result, Verdict, fair_tolerances, overall
 from .runs import Compiled, CrashError, RaisedError
@@ -39,12 +39,32 @@ def check_bundle(
     """
     with open_bundle(path) as archive:
         _refuse_unknown(archive.manifest, tolerance or {})
+        if archive.manifest.generation is not None:
+            return _check_continuing(archive, against, weights, tolerance or {}, seed, runs, progress)
         notes = twin_notes(path, runs, onnx)
         with Compiled(path, runs, onnx) as compiled:  # it loads while this process does
             progress("loading the model")
             truth = live(against, weights, archive.manifest) if against else None
             report = examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
     return msgspec.structs.replace(report, runs=runs, notes=(*report.notes, *notes))
+
+
+def _check_continuing(
+    archive: Archive,
+    against: str | None,
+    weights: Path | None,
+    tolerance: Mapping[str, Tolerance],
+    seed: int,
+    runs: Runs,
+    progress: Progress,
+) -> Report:
+    """The same of a bundle that continues text."""
+    if runs != "compiled":
+        raise UsageError("a bundle that continues text has no ONNX twin", "leave `--runs` out")
+    with Compiled(archive.path) as compiled:
+        progress("loading the model")
+        truth = continuing.live(against, weights, archive.manifest) if against else None
+        return continuing.examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
 
 
 def examine(

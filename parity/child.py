@@ -17,6 +17,7 @@ import torch
 
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import MctlError
+from ..generation.engine import Model, load_model
 from ..runner.session import Session, load
 from .frames import Answer, Ask, Tensors, pack, tensors_in, unpack
 from .onnx import OnnxSession, Runs, Runtime, twin
@@ -77,10 +78,12 @@ class _Served:
         return pack(msgspec.structs.replace(answer, seconds=seconds, peak=peak), outputs)
 
 
-def compiled(bundle: Path) -> Session | StandaloneSession:
-    """As it is served: without libtorch where the manifest says so."""
+def compiled(bundle: Path) -> Session | StandaloneSession | Model:
+    """As it is served: without libtorch where the manifest says so; with caches where it continues text."""
     with open_bundle(bundle) as archive:
         manifest = archive.manifest
+    if manifest.generation is not None:
+        return load_model(bundle)
     return StandaloneSession(bundle, manifest) if manifest.standalone else load(bundle)
 
 

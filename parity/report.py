@@ -12,7 +12,7 @@ from .judge import Comparison
 from .onnx import Runs
 
 Verdict = Literal["pass", "differs", "random", "stateful", "eager-raises-compiled-returns", "compiled-raises", "crash"]
-Check = Literal["load", "golden", "values", "repeat", "rows", "padding"]
+Check = Literal["load", "golden", "values", "repeat", "rows", "padding", "logits", "tokens", "invariance"]
 
 SCHEMA = "mctl.parity/1"
 SEVERITY: tuple[Verdict, ...] = (
@@ -35,6 +35,7 @@ ADVICE_BF16 = (
 UNDECLARED = ("/below", "/above")  # cases with integers that only a declared range would refuse
 ADVICE_BY_CHECK: dict[Check, str] = {
     "rows": "serve it without batching: export with `--batch-dim none`",
+    "invariance": "compile it again: `mctl compile` notes such a model as not invariant",
     "padding": "export without `--pad` for these inputs, or let the model ignore what is padded",
 }
 TITLES: dict[Check, str] = {
@@ -44,6 +45,9 @@ TITLES: dict[Check, str] = {
     "repeat": "calls in a row",
     "rows": "rows apart",
     "padding": "padding",
+    "logits": "logits of prompts",
+    "tokens": "tokens after prompts",
+    "invariance": "the same bits in any batch",
 }
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,13 +98,20 @@ class Double(Reference):
     """A reference in fp64: inputs and every narrower tensor are cast on the way."""
 
     def _run(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            with _Widen():
-                return super()._run(call, {name: _wide(tensor) for name, tensor in inputs.items()})
-        finally:
-            torch.set_default_dtype(default)
+        with in_float64():
+            return super()._run(call, {name: _wide(tensor) for name, tensor in inputs.items()})
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Whatever narrower dtype a program names is float64 inside the block."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widen():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class _Widen(TorchDispatchMode):  # type: ignore[misc]

@@ -13,7 +13,16 @@ from mctl.bundle_format.host import TORCH_TESTED
 from mctl.cli.machine import OLDEST_TORCH
 
 ROOT = Path(__file__).parents[1]
-LEVELS = {"bundle_format": 0, "export": 1, "aoti": 2, "runner": 2, "parity": 3, "tuning": 4, "cli": 5}
+LEVELS = {
+    "bundle_format": 0,
+    "export": 1,
+    "aoti": 2,
+    "runner": 2,
+    "generation": 3,
+    "parity": 4,
+    "tuning": 5,
+    "cli": 6,
+}
 MODULES = sorted(path for folder in LEVELS for path in (ROOT / folder).rglob("*.py") if "cpp" not in path.parts)
 
 

@@ -15,10 +15,13 @@ from ..aoti.target import require_runs_here
 from ..aoti.workspace import require_space
 from ..bundle_format import archive as archives
 from ..bundle_format import host, interface
+from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
 from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.program import ExportReport, ExportRequest, export_model, load_program
+from ..generation.export import GenerationRequest, export_generation
+from ..parity import continuing
 from ..parity.check import Progress, examine
 from ..parity.report import Report, fair_tolerances, to_json
 from ..parity.runs import Compiled
@@ -64,7 +67,7 @@ def compile_checked(
     tolerance: Mapping[str, Tolerance] | None = None,
     seed: int = 0,
     progress: Progress,
-    truth: Callable[[Manifest], Truth] | None = None,
+    truth: Callable[[Manifest], Truth | continuing.Truth] | None = None,
 ) -> Made:
     """Compiles a program, checks the bundle, and writes it whole or not at all.
 
@@ -95,7 +98,7 @@ def compile_checked(
 
 
 def build(
-    request: ExportRequest,
+    request: ExportRequest | GenerationRequest,
     output: Path,
     options: CompileOptions,
     *,
@@ -107,10 +110,14 @@ def build(
     _require_folder(output)
     with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="mctl-build-") as folder:
         program = Path(folder) / "program.pt2"
-        report = export_model(replace(request, output=program), progress)
+        if isinstance(request, ExportRequest):
+            report = export_model(replace(request, output=program), progress)
+        else:
+            report = export_generation(replace(request, output=program), progress)
 
-        def eager(manifest: Manifest) -> Truth:
-            return live(request.spec, request.weights, manifest)
+        def eager(manifest: Manifest) -> Truth | continuing.Truth:
+            of = live if manifest.generation is None else continuing.live
+            return of(request.spec, request.weights, manifest)
 
         made = compile_checked(
             program,
@@ -157,8 +164,12 @@ def _require_folder(output: Path) -> None:
         raise UsageError(f"cannot write `{output}`: its folder is read-only", "choose another place with `-o`")
 
 
-def _from(program_path: Path) -> Callable[[Manifest], Truth]:
-    return lambda _: exported(load_program(program_path))
+def _from(program_path: Path) -> Callable[[Manifest], Truth | continuing.Truth]:
+    def program(manifest: Manifest) -> Truth | continuing.Truth:
+        loaded = load_program(program_path)
+        return exported(loaded) if manifest.generation is None else continuing.Exported(loaded)
+
+    return program
 
 
 @dataclass(slots=True)
@@ -167,7 +178,7 @@ class _Gate:
 
     staged: Staged
     output: Path
-    truth: Truth
+    truth: Truth | continuing.Truth
     tolerance: Mapping[str, Tolerance]
     seed: int
     standalone: Standalone
@@ -221,17 +232,30 @@ class _Gate:
             self.staged.write(path)
             with archives.open_bundle(path) as archive, Compiled(path) as compiled:
                 self.progress("parity: loading the model")
-                report = examine(
-                    archive,
-                    compiled,
-                    self.truth,
-                    tolerance=self.tolerance,
-                    seed=self.seed,
-                    progress=lambda text: self.progress(f"parity: {text}"),
-                    find_batching=True,
-                    dims=dims,
-                )
+                report = self._examine_as(archive, compiled, dims)
         return msgspec.structs.replace(report, file=self.output.name, digest="")  # of a file that is gone
+
+    def _examine_as(self, archive: Archive, compiled: Compiled, dims: dict[str, int] | None) -> Report:
+        """By the checks for what the bundle does."""
+
+        def progress(text: str) -> None:
+            self.progress(f"parity: {text}")
+
+        given, seed = self.tolerance, self.seed
+        if not isinstance(self.truth, Truth):
+            return continuing.examine(
+                archive, compiled, self.truth, tolerance=given, seed=seed, progress=progress, find_invariance=True
+            )
+        return examine(
+            archive,
+            compiled,
+            self.truth,
+            tolerance=given,
+            seed=seed,
+            progress=progress,
+            find_batching=True,
+            dims=dims,
+        )
 
 
 def _fault(report: Report) -> str:
@@ -267,9 +291,15 @@ def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance])
     for name, wider in fair_tolerances(report.results).items():
         tolerances[name] = wider
         notes.append(f"tolerance of `{name}` is {wider.rtol:.1e},{wider.atol:.1e}: eager itself is that far from fp64")
+    generation = manifest.generation
+    if generation is not None:
+        generation = msgspec.structs.replace(generation, invariant=continuing.is_invariant(report))
+        if not generation.invariant:
+            notes.append("not invariant: bits of a token depend on what is computed beside it")
     return msgspec.structs.replace(
         manifest,
         contract=contract,
+        generation=generation,
         buckets=buckets,
         tolerances=tolerances,
         notes=tuple(notes),

@@ -25,7 +25,9 @@ def _cpp_constants() -> dict[str, object]:
 
 def test_both_languages_have_the_same_table() -> None:
     ours = {name: value for name, value in vars(layout).items() if re.fullmatch(r"[A-Z][A-Z_]+", name)}
-    assert _cpp_constants() == ours
+    theirs = _cpp_constants()
+    assert set(theirs.pop("NEEDS")) <= set(ours.pop("NEEDS"))  # type: ignore[call-overload]
+    assert theirs == ours
 
 
 @pytest.mark.parametrize("path", ["a", "a/b", ".data/version", "a b/ü…", "x" * 512, "a..b", "...", "-"])

@@ -44,7 +44,7 @@ def test_every_path_is_in_the_table() -> None:
 
 
 def test_it_fits_on_one_page() -> None:
-    assert len(SPEC.splitlines()) <= 90
+    assert len(SPEC.splitlines()) <= 100
 
 
 def test_stock_torch_opens_a_bundle(mlp_bundle: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ constexpr std::string_view kManifest = "extra/mctl/manifest.json";
 constexpr std::string_view kReport = "extra/mctl/report.json";
 constexpr std::string_view kWeights = "mctl/weights.safetensors";
 constexpr std::string_view kOnnx = "mctl/program.onnx";
+constexpr std::string_view kTokenizer = "mctl/tokenizer.json";
 constexpr std::string_view kGolden = "mctl/golden/";
 constexpr std::string_view kLibraries = "mctl/libraries/";
 constexpr std::string_view kVariants = "data/aotinductor/";
