@@ -28,6 +28,8 @@ constexpr StatusLine kStatuses[] = {
     {Code::not_found, 404, "Not Found"},
     {Code::method, 405, "Method Not Allowed"},
     {Code::too_slow, 408, "Request Timeout"},
+    {Code::conflict, 409, "Conflict"},
+    {Code::outdated, 412, "Precondition Failed"},
     {Code::too_large, 413, "Content Too Large"},
     {Code::unsupported, 415, "Unsupported Media Type"},
     {Code::unsayable, 422, "Unprocessable Content"},

@@ -14,6 +14,8 @@ enum class Code {
   not_found,      // 404
   method,         // 405
   too_slow,       // 408
+  conflict,       // with what the server has or does (409)
+  outdated,       // the state has changed since it was read (412)
   too_large,      // 413
   unsupported,    // 415
   model,          // the model failed on this request (500)
