@@ -19,9 +19,14 @@ IDS = struct.pack("<4q", 0, 99, 5, 7)
 
 def seeds(target: str) -> Iterator[bytes]:
     """Inputs of a target of runner/cpp/fuzz."""
-    return {"archive": _archives, "expression": _expressions, "http": _requests, "manifest": _manifests}.get(
-        target, _safetensors
-    )()
+    made = {
+        "archive": _archives,
+        "expression": _expressions,
+        "http": _requests,
+        "manifest": _manifests,
+        "state": _states,
+    }
+    return made.get(target, _safetensors)()
 
 
 def words(target: str) -> set[bytes]:
@@ -47,6 +52,16 @@ def _manifests() -> Iterator[bytes]:
             text = text.replace(old, new)
         if len(text) < 16384:
             yield text.encode()
+
+
+def _states() -> Iterator[bytes]:
+    registry = VECTORS / "registry"
+    for name in ("files.json", "serve_toml.json"):
+        for case in json.loads((registry / name).read_text(encoding="utf-8")):
+            yield "\n".join(case["text"]).encode()
+    changes = json.loads((registry / "changes.json").read_text(encoding="utf-8"))
+    for document in (changes["state"], *(case["patch"] for case in changes["cases"])):
+        yield json.dumps(document).encode()
 
 
 def _archives() -> Iterator[bytes]:
