@@ -110,8 +110,9 @@ def parse_range(text: str) -> tuple[str, tuple[int, int]]:
 
 
 def parse_pad(text: str) -> tuple[str, int | float]:
-    """`mask=0`: an input and the value that fills it up to a bucket."""
+    """`mask=0`, `valid=false`: an input and the value that fills it up to a bucket."""
     name, equals, value = text.partition("=")
+    value = {"true": "1", "false": "0"}.get(value.lower(), value)  # of a bool
     number = re.fullmatch(r"-?\d{1,19}(\.\d*)?([eE][-+]?\d{1,3})?", value, re.ASCII)
     if not equals or not re.fullmatch(_INPUT, name, re.ASCII) or not number:
         _refuse("pad", text, "it is not of the form INPUT=VALUE", "as in `--pad ids=0`")

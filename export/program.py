@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch._export.serde.serialize import SerializeError
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,13 +39,14 @@ from .golden import Case, dump_case, member_of
 from .naming import Tensors
 from .onnx import refuse_state, require_onnx, to_onnx
 from .operators import LibraryFile, check_operators, load_files, load_members
-from .proof import prove_case, prove_repeated, prove_steady, tolerance_of
+from .proof import prove_case, prove_repeated, prove_steady, rows_apart, tolerance_of
 from .running import Run, call_model, run_program
 from .source import Source, fresh_copy, load_source
 from .usercode import quiet
 
 Progress = Callable[[str], None]
 
+NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
 _LARGER = 11  # times a dim's multiple: sizes to trace with where small ones do not serve
 
 
@@ -111,7 +113,8 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
         cases = _cases(request, source, traced, notes)
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
-    manifest = _manifest(source, traced.contract, kept, notes, libraries)
+        contract = _batched_if_apart(traced.contract, cases, proven.cases[0], notes)
+    manifest = _manifest(source, contract, kept, notes, libraries)
     members: list[tuple[str, archives.Data]] = [(member_of(case), dump_case(case)) for case in kept]
     members += [(library.record.member, library.path) for library in libraries]
     if request.onnx or request.embed_onnx:
@@ -246,6 +249,20 @@ def _prove(traced: _Traced, cases: Cases, progress: Progress) -> _Proven:
         with quiet():
             prove_repeated(cases.models, cases.bind, traced.run(), proven.cases[0].inputs)
     return proven
+
+
+def _batched_if_apart(contract: Contract, cases: Cases, traced: Case, notes: list[str]) -> Contract:
+    """The contract without its batch dim where a row of a batch is not what it is alone."""
+    if contract.batch_dim is None:
+        return contract
+    try:
+        with quiet():
+            if rows_apart(cases.bind(cases.models()), contract, traced):
+                return contract
+    except ModelError:  # it does not run with one row; parity finds out about the others
+        return contract
+    notes.append(f"not batchable: {NOT_APART}")
+    return msgspec.structs.replace(contract, batch_dim=None, batch_note=NOT_APART)
 
 
 def _manifest(

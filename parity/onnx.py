@@ -43,11 +43,7 @@ def twin(bundle: Path, file: Path | None) -> tuple[bytes, tuple[str, ...]]:
         if file is None and ONNX in archive.members:
             data = bytes(archive.view(ONNX))
         else:
-            path = file or bundle.resolve().with_name("program.onnx")
-            if not path.is_file():
-                hint = "make it with `mctl export --onnx`, or say where it is with `--onnx FILE`"
-                raise UsageError(f"there is no ONNX model in `{bundle}`, and none at `{path}`", hint)
-            data = path.read_bytes()
+            data = (file or _beside(bundle, record(source))).read_bytes()
     try:
         model = onnx.load_model_from_string(data)
         onnx.checker.check_model(model)
@@ -58,6 +54,28 @@ def twin(bundle: Path, file: Path | None) -> tuple[bytes, tuple[str, ...]]:
     known = {prop.key: prop.value for prop in model.metadata_props}
     alike = known == known | record(source)
     return data, () if alike else ("the ONNX model was exported from another model file, or with other weights",)
+
+
+def _beside(bundle: Path, wanted: Mapping[str, str]) -> Path:
+    """The ONNX model of the same export in the bundle's folder; else one that is named as if it were."""
+    folder = bundle.resolve().parent
+    usual = [folder / "program.onnx", bundle.resolve().with_suffix(".onnx")]
+    found = [path for path in dict.fromkeys([*usual, *sorted(folder.glob("*.onnx"))]) if path.is_file()]
+    same = (path for path in found if _properties(path).items() >= wanted.items())
+    if path := next(same, next((path for path in found if path in usual), None)):
+        return path
+    hint = "make it with `mctl export --onnx`, or say where it is with `--onnx FILE`"
+    raise UsageError(f"there is no ONNX model of this export in `{bundle}`, and none in `{folder}`", hint)
+
+
+def _properties(path: Path) -> dict[str, str]:
+    import onnx
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception:  # whatever it is, it is no ONNX model
+        return {}
+    return {prop.key: prop.value for prop in model.metadata_props}
 
 
 class OnnxSession:

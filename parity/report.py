@@ -125,7 +125,7 @@ def summaries(report: Report) -> list[Summary]:
     """One line for each output, in the order of the outputs."""
     found: dict[str, list[tuple[Result, Comparison]]] = {}
     for result in report.results:
-        for comparison in result.outputs:
+        for comparison in result.outputs if result.counts else ():
             found.setdefault(comparison.output, []).append((result, comparison))
     return [_summary(output, pairs) for output, pairs in found.items()]
 
@@ -156,19 +156,22 @@ def counts(report: Report) -> list[tuple[str, int, int]]:
     rows = []
     for check, title in TITLES.items():
         results = [result for result in report.results if result.check == check]
-        if results:
+        if results and all(result.counts for result in results):
             rows.append((title, sum(result.verdict == "pass" for result in results), len(results)))
     return rows
 
 
 def headline(report: Report) -> str:
     """`pass: mlp 1 is the eager model: 34 of 34 checks pass (12.3 s)`."""
-    passed, total = sum(result.verdict == "pass" for result in report.results), len(report.results)
+    judged = [result for result in report.results if result.counts]
+    passed, total = sum(result.verdict == "pass" for result in judged), len(judged)
     is_it = "is the eager model" if report.ok else "is not the eager model"
     if report.ok and report.verdict == "random":
         is_it = "draws random numbers: only shapes and dtypes were compared"
     by = "" if report.runs == "compiled" else f" by {report.runs}"
-    return f"{report.verdict}: {report.model}{by} {is_it}: {passed} of {total} checks pass ({report.seconds:.1f} s)"
+    alone = "; not batchable: rows of a batch depend on each other" if report.ok and report.batchable is False else ""
+    took = f"{report.seconds:.1f} s"
+    return f"{report.verdict}: {report.model}{by} {is_it}: {passed} of {total} checks pass{alone} ({took})"
 
 
 def fair_tolerances(results: Iterable[Result]) -> dict[str, Tolerance]:
@@ -257,6 +260,12 @@ def to_text(report: Report) -> list[str]:
         lines += [f"  {line}" for line in failure_text(result).splitlines()]
     lines += [f"left out: {text}" for text in report.left_out] + [f"note: {text}" for text in report.notes]
     return [*lines, "", headline(report)]
+
+
+def without_times(report: Report) -> Report:
+    """As it is kept in the bundle: the same inputs make the same bytes, wherever and whenever."""
+    results = tuple(msgspec.structs.replace(result, seconds=0.0) for result in report.results)
+    return msgspec.structs.replace(report, file="", seconds=0.0, results=results)
 
 
 def to_json(report: Report) -> bytes:

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from safetensors.torch import load as load_tensors
 from torch import Tensor
@@ -22,7 +23,7 @@ class StandaloneSession:
     def __init__(self, bundle: Path, manifest: Manifest, runner: Path | None = None) -> None:
         self._contract = manifest.contract
         self._runner = runner_stopwatch(runner or native.find_runner(), bundle, None, os.cpu_count() or 1)
-        self._folder = tempfile.TemporaryDirectory(prefix="mctl-parity-")
+        self._given, self._got = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # without names: nothing is left
         self._fresh = True
 
     def call(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ class StandaloneSession:
         declared = {each.name: each for each in self._contract.inputs}
         tensors = {name: values.tensor_from(declared[name], tensor)[0] for name, tensor in inputs.items()}
         dims = contracts.check(self._contract, {name: values.info(declared[name], t) for name, t in tensors.items()})
-        given, got = Path(self._folder.name, "inputs"), Path(self._folder.name, "outputs")
+        given, got = _path_of(self._given), _path_of(self._got)
         given.write_bytes(b"".join(map(bytes, golden.dump_case(golden.Case("", dims, tensors, {})))))
         ask = Ask(str(given), dims, "", 0.0, calls=1, outputs=str(got), state="" if self._fresh else "kept")
         try:
@@ -52,3 +53,8 @@ class StandaloneSession:
         """Largest resident size of that process, bytes."""
         status = Path(f"/proc/{self._runner.pid}/status").read_text()
         return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def _path_of(file: IO[bytes]) -> Path:
+    """By which another process opens a file that has no name."""
+    return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")

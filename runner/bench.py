@@ -168,8 +168,8 @@ class Curve:
         return 1e6 / self.row_us if self.row_us > 0 else float("inf")
 
     def rows_for(self, share: float) -> float:
-        """The batch that reaches this share of `rows_per_second`."""
-        return share / (1 - share) * self.fixed_us / self.row_us if self.row_us > 0 else 1.0
+        """The batch that reaches this share of `rows_per_second`; at least 1."""
+        return max(1.0, share / (1 - share) * self.fixed_us / self.row_us) if self.row_us > 0 else 1.0
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Curve | None:

@@ -19,11 +19,11 @@ from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
 from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
-from ..export.program import ExportReport, ExportRequest, export_model, load_program
+from ..export.program import NOT_APART, ExportReport, ExportRequest, export_model, load_program
 from ..generation.export import GenerationRequest, export_generation
 from ..parity import continuing
 from ..parity.check import Progress, examine
-from ..parity.report import Report, fair_tolerances, to_json
+from ..parity.report import Report, fair_tolerances, to_json, without_times
 from ..parity.runs import Compiled
 from ..parity.truth import Truth, exported, live
 from ..runner import native
@@ -31,8 +31,6 @@ from . import slowdown
 from .tune import TuneOptions, tune
 
 _HELP = "write that part of the model with other operators"
-
-NOT_APART = "rows of a batch depend on each other: found by comparing a row alone with the same row in a batch"
 
 
 class FailedError(ParityError):
@@ -277,7 +275,7 @@ def _write(staged: Staged, output: Path, report: Report | None, given: Mapping[s
         manifest = msgspec.structs.replace(staged.manifest, parity="skipped")
         return archives.write(output, staged.top, staged.members, manifest)
     manifest = _settled(staged.manifest, report, given)
-    return archives.write(output, staged.top, [*staged.members, (REPORT, to_json(report))], manifest)
+    return archives.write(output, staged.top, [*staged.members, (REPORT, to_json(without_times(report)))], manifest)
 
 
 def _settled(manifest: Manifest, report: Report, given: Mapping[str, Tolerance]) -> Manifest:
