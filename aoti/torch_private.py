@@ -27,6 +27,7 @@ Note = Callable[[str], None]
 
 OPTIONS = "torch._inductor.config"
 _STATEMENT = re.compile(r"^(\s*)((\w+)\(.*\));$", re.MULTILINE)
+_STEP = re.compile(r"(VectorizedN?<int64_t(?:, ?\d+)?>::arange\(\w+, )(-?\d+)\)")
 _CALL = re.compile(r"\b(aoti_torch_\w+)\(")
 _CHECKED = re.compile(r"\bAOTITorchError\b|\bAOTI_TORCH_ERROR_CODE_CHECK\(")  # or declared
 _PRAGMA = "#pragma omp parallel"
@@ -147,7 +148,8 @@ def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) 
     def compile_cpp(graph: Any, wrapper: str, kernels: str, foreign: str | None, **options: Any) -> Any:
         lowered.append(Lowered(graph))
         starting_cpp(lowered[-1], foreign)
-        return original(graph, with_checks(wrapper, note), kernels, None, **options)
+        code = with_wide_steps(with_checks(wrapper, note))
+        return original(graph, code, with_wide_steps(kernels), None, **options)
 
     AotCodeCompiler.compile = compile_cpp
     try:
@@ -245,6 +247,17 @@ def with_checks(wrapper: str, note: Note) -> str:
     if left:
         note(f"an error of {', '.join(f'`{name}`' for name in left)} is not seen: {installed()} writes the call anew")
     return code
+
+
+def with_wide_steps(code: str) -> str:
+    """The generated C++ with the steps of whole numbers in 64 bits.
+
+    Touches: `Vectorized<int64_t>::arange(base, step)` in the text of the code.
+    Why: lanes are multiplied by a step as C's `int`, so that `torch.arange(n) * 10**9` wraps round
+    (https://github.com/pytorch/pytorch/issues/175966).
+    Otherwise: the code stays as it is, and parity finds what wraps round.
+    """
+    return _STEP.sub(r"\1\2L)", code)
 
 
 # --- operators by their names -----------------------------------------------------------------------------------------

@@ -12,6 +12,18 @@ from typing import BinaryIO
 from .errors import BundleError, UsageError
 
 
+def require_place(path: Path, option: str = "-o") -> None:
+    """UsageError, before the work whose result it is, where `path` cannot be written; `option` is what names it."""
+    folder = path.resolve().parent
+    hint = f"choose another place with `{option}`"
+    if not folder.is_dir():
+        raise UsageError(f"cannot write `{path}`: there is no folder `{folder}`", f"make it, or {hint}")
+    if path.is_dir():
+        raise UsageError(f"cannot write `{path}`: it is a folder", hint)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write `{path}`: its folder is read-only", hint)
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the body ends; on any exception nothing is left of it.

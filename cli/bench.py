@@ -9,6 +9,7 @@ import typer
 
 from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import UsageError
+from ..bundle_format.files import require_place
 from . import console, progress
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def bench(
     for name in peers:
         if name not in _PEERS:
             raise UsageError(f"`--against {name}` is not known", f"known are {', '.join(_PEERS)}")
+    if plot not in (None, Path("-")):
+        require_place(plot, "--plot")
     with open_bundle(bundle):  # what is no bundle is said before torch is imported
         pass
     if reselect:

@@ -1,10 +1,9 @@
 """`mctl compile`: program.pt2 to a bundle."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from ..bundle_format.errors import UsageError
 from . import verdict
@@ -19,13 +18,6 @@ Kernels = Literal["mctl", "torch"]
 Precision = Literal["f32", "bf16", "auto"]
 Tune = Literal["none", "fast", "full"]
 Standalone = Literal["yes", "auto"]
-
-
-class Standaloneable(TyperCommand):
-    """A command whose `--standalone` may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, ["--standalone=yes" if word == "--standalone" else word for word in args])
 
 
 def compile(

@@ -1,6 +1,8 @@
 """stdout for data, stderr for talk: tables, progress, JSON, CI annotations."""
 
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,7 +49,21 @@ def render_error(error: MctlError) -> None:
     if error.hint:
         talk().print("\n[bold cyan]hint:[/] ", end="")
         talk().print(error.hint, markup=False)
-    annotate("error", error.message)
+    annotate("error", error.message, *_place(error.message))
+
+
+def _place(message: str) -> tuple[str | None, int | None]:
+    """File and line of `… (model.py:12)`; the file as the command names it, if it does."""
+    found = re.search(r"\(([^\s():]+\.py):(\d+)", message)
+    if not found:
+        return None, None
+    words = (word.partition(".py")[0] + ".py" for word in sys.argv[1:])
+    return next((word for word in words if Path(word).name == found[1]), found[1]), int(found[2])
+
+
+def width() -> int | None:
+    """Columns of the terminal; None where stderr is none."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 @contextmanager

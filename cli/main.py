@@ -15,7 +15,7 @@ from ..bundle_format.errors import MctlError
 from . import console
 from .bench import bench
 from .build import build
-from .compile import Standaloneable, compile
+from .compile import compile
 from .config import Configured
 from .doctor import doctor
 from .export import export
@@ -32,7 +32,7 @@ from .verify import verify
 app = typer.Typer(
     name="mctl",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Take a PyTorch model from its source file to a file that can be trusted and a server that can be run.",
@@ -52,20 +52,9 @@ def _root(
     pass
 
 
-app.command()(export)
-app.command(cls=Standaloneable)(compile)
-app.command()(parity)
-app.command(cls=Configured)(build)
-app.command()(bench)
-app.command()(inspect)
-app.command()(verify)
-app.command()(run)
-app.command()(generate)
-app.command()(simulate)
-app.command()(serve)
-app.command()(pack)
-app.command()(top)
-app.command()(doctor)
+VERBS = (export, compile, parity, build, bench, inspect, verify, run, generate, simulate, serve, pack, top, doctor)
+for verb in VERBS:
+    app.command(cls=Configured)(verb)
 
 
 def _terminate(number: int, _: object) -> None:

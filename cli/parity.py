@@ -44,6 +44,7 @@ def parity(
     Without --against it is compared with the cases that export stored. Exit code 1 if it is another model.
     """
     tolerances = parse_tolerances(tolerance)
+    verdict.require_outputs({"junit": junit, "report": report, "html": html})
     with open_bundle(bundle):  # what is no bundle is said before torch is imported
         pass
     from ..parity.check import check_bundle
@@ -59,7 +60,7 @@ def parity(
             onnx=onnx,
             progress=say,
         )
-    verdict.tell(found, {"junit": junit, "report": report, "html": html, "json": json})
+    verdict.tell(found, {"junit": junit, "report": report, "html": html, "json": json, "against": against})
     raise typer.Exit(0 if found.ok else 1)
 
 

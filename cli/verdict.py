@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from ..bundle_format.files import atomic
+from ..bundle_format.files import atomic, require_place
 from ..bundle_format.summary import summarize, tuning_costs
 from . import console, progress
 
@@ -21,6 +21,7 @@ def told(options: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
     """`progress` for a gate; where the gate refuses to write the bundle, its report is told and mctl ends with 1."""
     from ..tuning.gate import FailedError
 
+    require_outputs(options)
     try:
         with progress.shown() as say:
             yield say
@@ -28,6 +29,16 @@ def told(options: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
         tell(error.report, options)
         console.render_error(error)
         raise typer.Exit(error.exit_code) from None
+
+
+OUTPUTS = ("junit", "report", "html")
+
+
+def require_outputs(options: Mapping[str, Any]) -> None:
+    """UsageError, before the work, for a file that could not be written after it."""
+    for option in OUTPUTS:
+        if options.get(option) is not None:
+            require_place(options[option], f"--{option}")
 
 
 def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
@@ -62,22 +73,27 @@ def tell(report: "Report", options: Mapping[str, Any]) -> None:
     from ..parity.html import to_html
     from ..parity.report import to_json, to_junit
 
-    for option, form in (("junit", to_junit), ("report", to_json), ("html", to_html)):
+    for option, form in zip(OUTPUTS, (to_junit, to_json, to_html), strict=True):
         if options.get(option) is not None:
             with atomic(options[option]) as file:
                 file.write(form(report))
-    _show(report)
+    _show(report, options.get("model") or options.get("against"))
     if options["json"]:
         fields = msgspec.to_builtins(report)
         console.emit_json(fields.pop("schema"), fields.pop("ok"), **fields)
 
 
-def _show(report: "Report") -> None:
-    """On stderr: the outputs, what failed and what to do, and the verdict; in GitHub Actions also there."""
+def _show(report: "Report", model: str | None) -> None:
+    """On stderr: the outputs, what failed and what to do, and the verdict; in GitHub Actions also there, at the model's
+    file, once for each cause.
+    """
     from ..parity import report as forms
 
-    for line in forms.to_text(report):
+    for line in forms.to_text(report, console.width()):
         console.say(line)
-    for result in report.failures:
-        console.annotate("error", f"parity: {result.verdict} in {result.case}: {forms.failure_text(result)}")
+    file = model.partition(".py")[0] + ".py" if model else None
+    for first, *others in forms.by_cause(report):
+        more = f" and {len(others)} more" if others else ""
+        text = f"parity: {first.verdict} in {first.case}{more}: {forms.failure_text(first)}"
+        console.annotate("error", text, file, 1 if file else None)
     console.step_summary(forms.to_markdown(report))

@@ -24,7 +24,7 @@ from ..bundle_format import archive as archives
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import BundleError, ExportError, ModelError, UsageError
-from ..bundle_format.files import atomic
+from ..bundle_format.files import atomic, require_place
 from ..bundle_format.layout import ONNX
 from ..bundle_format.manifest import Golden, Manifest, Producer
 from . import graph
@@ -128,18 +128,6 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
         manifest = write_program(request.output, traced.captured.exported, manifest, members)
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
-
-
-def require_place(path: Path) -> None:
-    """Says before the work that its result cannot be written."""
-    folder = path.resolve().parent
-    hint = "choose another place with `-o`"
-    if not folder.is_dir():
-        raise UsageError(f"cannot write `{path}`: there is no folder `{folder}`", hint)
-    if path.is_dir():
-        raise UsageError(f"cannot write `{path}`: it is a folder", hint)
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write `{path}`: its folder is read-only", hint)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not one.is_floating_point():
         return True  # parity judges them: an index of a maximum may turn on a rounding
     wide, scale = other.double(), float(other.double().abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
-    return torch.allclose(one.double(), wide, rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
+    return bool(torch.allclose(one.double(), wide, rtol=1e-2, atol=1e-2 * scale, equal_nan=True))
 
 
 def prove_steady(models: Callable[[], nn.Module], bind: Callable[[nn.Module], Run], inputs: Tensors) -> None:

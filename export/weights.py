@@ -14,6 +14,7 @@ from ..bundle_format.errors import ExportError, UsageError
 from .naming import dtype_name
 
 _LISTED = 10  # faulty keys shown of each sort
+_WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and `torch.compile`, before every key
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
 
 
@@ -24,8 +25,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     if not path.is_file():
         raise UsageError(f"there is no file `{path}`", "give a safetensors file or a torch checkpoint to `--weights`")
-    given = _read(path)
     wanted = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    given = _unwrapped(_read(path), wanted)
     tied = _tied(wanted)
     absent = [key for key in wanted if key not in given and not any(other in given for other in tied[id(wanted[key])])]
     faults = [
@@ -94,6 +95,14 @@ def _tensors(loaded: Any, path: Path) -> dict[str, torch.Tensor]:
             return tensors
     hint = "`--weights` takes a safetensors file or what `torch.save(model.state_dict(), …)` wrote"
     raise ExportError(f"`{path.name}` holds no named tensors", hint)
+
+
+def _unwrapped(given: dict[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The keys without what a wrapper of the model put before all of them."""
+    for prefix in _WRAPPERS * 2:  # one may be around the other
+        if given and all(key.startswith(prefix) and key not in wanted for key in given):
+            given = {key.removeprefix(prefix): value for key, value in given.items()}
+    return given
 
 
 def _tied(wanted: Mapping[str, torch.Tensor]) -> dict[int, list[str]]:

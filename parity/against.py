@@ -104,4 +104,5 @@ def _result(subject: Subject, check: Check, case: Case | golden.Case, found: Jud
         outputs=found.outputs,
         seconds=got.seconds if isinstance(got, Returned) else 0.0,
         bf16=subject.in_bf16(case.dims),
+        unranged=cases.unranged(subject.manifest.contract, case) if isinstance(case, Case) else (),
     )

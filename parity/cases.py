@@ -77,6 +77,13 @@ def _corners(dims: tuple[Dim, ...]) -> list[dict[str, int]]:
     return [low, high, *mixed] if dims else []
 
 
+def unranged(contract: Contract, case: Case) -> tuple[str, ...]:
+    """Inputs of which the case tries integers that only a declared range would refuse."""
+    if case.values not in ("below", "above"):
+        return ()
+    return tuple(declared.name for declared in contract.inputs if _unbounded(declared))
+
+
 def kinds(contract: Contract) -> list[Values]:
     """Those beside normal values that change an input."""
     floats = any(i.dtype.startswith(("float", "bfloat")) for i in contract.inputs)

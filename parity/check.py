@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from ..bundle_format.archive import Archive, open_bundle
-from ..bundle_format.errors import UsageError
+from ..bundle_format.errors import ParityError, UsageError
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.golden import load_golden
 from . import against as beside
 from . import apart, batching, continuing
 from .onnx import Runs, twin_notes
 from .report import SCHEMA, Report, Result, Verdict, fair_tolerances, overall
-from .runs import Compiled, CrashError, RaisedError
+from .runs import Compiled, CrashError, Raised, RaisedError, attempt
 from .subject import Subject
 from .truth import Truth, live
 
@@ -45,6 +45,8 @@ def check_bundle(
         with Compiled(path, runs, onnx) as compiled:  # it loads while this process does
             progress("loading the model")
             truth = live(against, weights, archive.manifest) if against else None
+            if truth:
+                _refuse_other(truth, archive)
             report = examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
     return msgspec.structs.replace(report, runs=runs, notes=(*report.notes, *notes))
 
@@ -65,6 +67,20 @@ def _check_continuing(
         progress("loading the model")
         truth = continuing.live(against, weights, archive.manifest) if against else None
         return continuing.examine(archive, compiled, truth, tolerance=tolerance, seed=seed, progress=progress)
+
+
+def _refuse_other(truth: Truth, archive: Archive) -> None:
+    """ParityError where the live model does not take what the exported one was called with."""
+    contract = archive.manifest.contract
+    for case in load_golden(archive)[:1]:
+        outcome = attempt(truth.reference, case.inputs)
+        truth.reference.reset()
+        if isinstance(outcome, Raised):
+            names = ", ".join(f"`{declared.name}`" for declared in contract.inputs)
+            raise ParityError(
+                f"this model takes other inputs than the bundle ({names}): at {case.name}, {outcome.message}",
+                "give the model that was exported: `--against MODEL.py[:NAME]`",
+            )
 
 
 def examine(

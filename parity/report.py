@@ -23,8 +23,8 @@ ADVICE: dict[Verdict, str] = {
     " widened with `--tolerance OUTPUT=RTOL,ATOL`",
     "random": "export with `--allow-random` if the model is meant to draw random numbers, else put it in eval mode",
     "stateful": "register what changes between calls as a buffer and export again, so that the state is declared",
-    "eager-raises-compiled-returns": "declare the values that the model takes with `--range INPUT=LOW:HIGH` at export:"
-    " compiled code does not check them",
+    "eager-raises-compiled-returns": "declare at export what the model takes: narrower `--dim` ranges for sizes,"
+    " `--range INPUT=LOW:HIGH` for the values of integers",
     "compiled-raises": "export again with `--dim` ranges that the model supports",
     "crash": "compile again with another `--inductor` setting",
 }
@@ -32,7 +32,6 @@ ADVICE_BF16 = (
     "bfloat16 is off by what is `needed` above: allow it with `--tolerance OUTPUT=RTOL,ATOL`, or compile with"
     " `--precision f32`"
 )
-UNDECLARED = ("/below", "/above")  # cases with integers that only a declared range would refuse
 ADVICE_BY_CHECK: dict[Check, str] = {
     "rows": "serve it without batching: export with `--batch-dim none`",
     "invariance": "compile it again: `mctl compile` notes such a model as not invariant",
@@ -64,6 +63,7 @@ class Result(Strict, frozen=True):
     seconds: float = 0.0
     counts: bool = True
     bf16: bool = False
+    unranged: tuple[str, ...] = ()  # inputs whose integers the case tries beyond what the example holds
 
     @property
     def ok(self) -> bool:
@@ -72,8 +72,11 @@ class Result(Strict, frozen=True):
     @property
     def advice(self) -> str:
         """What to do about a failure."""
-        if self.case.endswith(UNDECLARED):
-            return ADVICE["eager-raises-compiled-returns"]
+        if self.unranged:
+            options = " ".join(f"`--range {name}=LOW:HIGH`" for name in self.unranged)
+            return (
+                f"declare the values that the model takes with {options} at export: compiled code does not check them"
+            )
         if self.bf16 and self.verdict == "differs":
             return ADVICE_BF16
         return ADVICE_BY_CHECK.get(self.check) or ADVICE[self.verdict]
@@ -212,6 +215,10 @@ OUTPUT_COLUMNS = (
 )
 
 
+FEW = ("output", "max error", "allowed", "rule")  # where there is no room for more
+SHOWN = 3  # failures of one cause
+
+
 def output_row(summary: Summary) -> tuple[str, ...]:
     """The cells of an output's line, in the order of OUTPUT_COLUMNS."""
     found = summary.comparison
@@ -240,26 +247,52 @@ def _tolerance(tolerance: Tolerance | None) -> str:
 
 def failure_text(result: Result) -> str:
     """What went wrong in one case, over a few lines, with what to do."""
+    return "\n".join([*_faults(result), f"to do: {result.advice}"])
+
+
+def _faults(result: Result) -> list[str]:
     lines = [result.detail] if result.detail else []
-    lines += [f"output '{found.output}': {found.fault}" for found in result.outputs if not found.ok]
-    return "\n".join([*lines, f"to do: {result.advice}"])
+    return lines + [f"output '{found.output}': {found.fault}" for found in result.outputs if not found.ok]
+
+
+def by_cause(report: Report) -> list[list[Result]]:
+    """The failures that ask for the same, together."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in report.failures:
+        groups.setdefault((result.verdict, result.advice), []).append(result)
+    return list(groups.values())
 
 
 # --- forms -------------------------------------------------------------------------------------------------------
 
 
-def to_text(report: Report) -> list[str]:
-    """Lines for a terminal: the outputs, what failed and what to do, and the verdict at the end."""
+def to_text(report: Report, width: int | None = None) -> list[str]:
+    """Lines for a terminal: the outputs, what failed and what to do, and the verdict at the end.
+
+    `width`: columns of the terminal; a table that does not fit has only the columns that decide.
+    """
     table = [OUTPUT_COLUMNS, *(output_row(summary) for summary in summaries(report))]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = _aligned(table)
+    if width is not None and max(map(len, lines)) > width:
+        lines = _aligned(
+            [tuple(cell for name, cell in zip(OUTPUT_COLUMNS, row, strict=True) if name in FEW) for row in table]
+        )
     lines = lines if len(lines) > 1 else []
     lines += ["", *(f"{passed} of {total} pass: {title}" for title, passed, total in counts(report))]
-    for result in report.failures:
-        lines += ["", f"{result.verdict} in `{result.case}` ({TITLES[result.check]})"]
-        lines += [f"  {line}" for line in failure_text(result).splitlines()]
+    for group in by_cause(report):
+        for result in group[:SHOWN]:
+            lines += ["", f"{result.verdict} in `{result.case}` ({TITLES[result.check]})"]
+            lines += [f"  {line}" for line in _faults(result)]
+        if len(group) > SHOWN:
+            lines += ["", f"{group[0].verdict} in {len(group) - SHOWN} more"]
+        lines += [f"  to do: {group[0].advice}"]
     lines += [f"left out: {text}" for text in report.left_out] + [f"note: {text}" for text in report.notes]
     return [*lines, "", headline(report)]
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def without_times(report: Report) -> Report:

@@ -23,7 +23,8 @@ class StandaloneSession:
     def __init__(self, bundle: Path, manifest: Manifest, runner: Path | None = None) -> None:
         self._contract = manifest.contract
         self._runner = runner_stopwatch(runner or native.find_runner(), bundle, None, os.cpu_count() or 1)
-        self._given, self._got = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # without names: nothing is left
+        # without names, so that nothing is left however this process ends
+        self._given, self._got = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self._fresh = True
 
     def call(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

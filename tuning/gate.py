@@ -1,6 +1,5 @@
 """What stands between a program and its bundle: it is compiled, checked, and only then written."""
 
-import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from ..bundle_format import archive as archives
 from ..bundle_format import host, interface
 from ..bundle_format.archive import Archive
 from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
+from ..bundle_format.files import require_place
 from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
 from ..export.program import NOT_APART, ExportReport, ExportRequest, export_model, load_program
@@ -72,7 +72,7 @@ def compile_checked(
     It is compared with the exported program run by torch, or with `truth`. A model whose rows depend on each other
     loses its batch dim, and says so. FailedError (with the report) where the compiled model is another; CompileError.
     """
-    _require_folder(output)
+    require_place(output)
     if parity:
         require_runs_here(options.target)
     if program_path.is_file():  # with parity, there is a second bundle for a while
@@ -105,7 +105,7 @@ def build(
     progress: Progress,
 ) -> Made:
     """Export, compile, and parity against the live eager model; `request.output` is not used."""
-    _require_folder(output)
+    require_place(output)
     with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="mctl-build-") as folder:
         program = Path(folder) / "program.pt2"
         if isinstance(request, ExportRequest):
@@ -151,15 +151,6 @@ def _without_libtorch(staged: Staged, wanted: Standalone, progress: Progress) ->
         raise CompileError(text, f"{_HELP}, or keep libtorch with `--standalone=auto`")
     progress(f"not standalone: {text}")
     staged.note(f"not standalone: {text}")
-
-
-def _require_folder(output: Path) -> None:
-    """Said before minutes of compiling, not after."""
-    folder = output.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"cannot write `{output}`: there is no folder `{folder}`")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write `{output}`: its folder is read-only", "choose another place with `-o`")
 
 
 def _from(program_path: Path) -> Callable[[Manifest], Truth | continuing.Truth]:

@@ -41,6 +41,15 @@ def test_a_call_that_is_not_looked_at_is_noted() -> None:
     assert notes == [f"an error of `scatter_out` is not seen: {TORCH} writes the call anew"]
 
 
+def test_steps_of_whole_numbers_are_wide() -> None:
+    code = "auto a = at::vec::VectorizedN<int64_t,2>::arange(tmp2, 1000000000);"
+    assert torch_private.with_wide_steps(code) == code.replace("1000000000", "1000000000L")
+    code = "auto a = at::vec::Vectorized<int64_t>::arange(tmp2, -3);"
+    assert torch_private.with_wide_steps(code) == code.replace("-3", "-3L")
+    code = "auto a = at::vec::Vectorized<float>::arange(tmp2, 3);"
+    assert torch_private.with_wide_steps(code) == code
+
+
 def test_a_compiler_that_takes_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AotCodeCompiler, "compile", lambda graph, codes: None)
     message = rf"{re.escape(TORCH)} compiles in a way that this mctl does not know"

@@ -55,7 +55,8 @@ class Model(nn.Module):
         self.number.mul_(2)
         self.mean.mul_(0.5).add_(y.mean(0))
         changed = {"calls": self.calls, "one": self.one, "number": self.number, "mean": self.mean}
-        return {"y": y} | {name: buffer.clone() for name, buffer in changed.items()}
+        steps = torch.arange(x.shape[0]) * torch.tensor([10**9]) + self.calls  # beyond 32 bits from the fourth row on
+        return {"y": y, "steps": steps} | {name: buffer.clone() for name, buffer in changed.items()}
 
 
 model = Model

@@ -11,6 +11,7 @@ import torch
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.errors import UsageError
 from mctl.cli import config
+from mctl.cli.config import Option
 from mctl.parity.check import check_bundle
 
 from ..parity.faults import with_weights
@@ -109,7 +110,15 @@ def test_an_output_that_cannot_be_written_is_said_at_once(tmp_path: Path, run_mc
 
 # --- the file ----------------------------------------------------------------------------------------------------
 
-KNOWN = {"dim": True, "model_version": False, "name": False, "allow_random": False}
+GATE = {"dim": Option(many=True), "model_version": Option(), "name": Option(), "allow_random": Option()}
+GATE |= {"standalone": Option(yes="yes"), "model": Option(is_path=True), "output": Option(is_path=True)}
+KNOWN = {"build": GATE, "export": GATE, "compile": GATE, "serve": {"port": Option(), "no_verify": Option()}}
+
+
+def options_of(folder: Path, verb: str = "build") -> dict[str, config.Value]:
+    found = config.load(folder, verb, KNOWN)
+    assert found is not None
+    return found.options
 
 
 @pytest.mark.parametrize(
@@ -121,36 +130,99 @@ KNOWN = {"dim": True, "model_version": False, "name": False, "allow_random": Fal
         ("model-version = 3", {"model_version": "3"}),
         ("model_version = '3'", {"model_version": "3"}),
         ("allow-random = true", {"allow_random": True}),
+        ("allow-random = false", {"allow_random": False}),
+        ("standalone = true", {"standalone": "yes"}),
+        ("standalone = false", {}),
+        ("standalone = 'auto'", {"standalone": "auto"}),
+        ("[build]\nname = 'own'", {"name": "own"}),
+        ("name = 'all'\n[build]\nname = 'own'\n[serve]\nport = 9", {"name": "own"}),
     ],
 )
 def test_values(tmp_path: Path, text: str, options: dict[str, object]) -> None:
     (tmp_path / "mctl.toml").write_text(text)
-    assert config.load(tmp_path, KNOWN) == options
+    assert options_of(tmp_path) == options
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dims = 3", "`mctl.toml`: unknown key `dims`"),
-        ("name = ['a', 'b']", "`mctl.toml`: `name` takes one value, not a list"),
-        ("name = {a = 1}", "`mctl.toml`: `name` is neither text, a number, true or false, nor a list of those"),
-        ("name = ", "cannot read `mctl.toml`: "),
-        ("name = '\\xff'", "cannot read `mctl.toml`: "),
+        ("dims = 3", "unknown key `dims`"),
+        ("port = 3", "unknown key `port`"),
+        ("[serve]\nprot = 3", "unknown key `prot`"),
+        ("name = ['a', 'b']", "`name` takes one value, not a list"),
+        ("name = {a = 1}", "`name` is neither text, a number, true or false, nor a list of those"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "mctl.toml").write_bytes(text.encode().replace(b"\\xff", b"\xff"))
+    (tmp_path / "mctl.toml").write_text(text)
     with pytest.raises(UsageError) as caught:
-        config.load(tmp_path, KNOWN)
-    assert caught.value.message.startswith(message)
+        options_of(tmp_path)
+    assert caught.value.message == f"`{tmp_path / 'mctl.toml'}`: {message}"
+
+
+@pytest.mark.parametrize("text", [b"name = ", b"name = '\xff'"])
+def test_a_file_that_is_no_toml(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "mctl.toml").write_bytes(text)
+    with pytest.raises(UsageError, match=r"cannot read `.*mctl\.toml`: "):
+        options_of(tmp_path)
+
+
+def test_each_verb_takes_what_is_for_it(tmp_path: Path) -> None:
+    (tmp_path / "mctl.toml").write_text("name = 'all'\noutput = 'made.pt2'\n[serve]\nport = 9\nno-verify = true\n")
+    place = str(tmp_path / "made.pt2")
+    assert options_of(tmp_path, "compile") == {"name": "all", "output": place}
+    assert options_of(tmp_path, "export") == {"name": "all"}  # `output` is the bundle
+    assert options_of(tmp_path, "serve") == {"port": "9", "no_verify": True}
+
+
+def test_the_file_is_looked_for_upwards_to_the_top_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "repository" / "models" / "small"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    (tmp_path / "repository" / "pyproject.toml").write_text("[tool.mctl]\nmodel = 'models/small/model.py:net'\n")
+    (tmp_path / "repository" / "models" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    found = config.load(Path(), "build", KNOWN)
+    assert found is not None and found.path.resolve() == tmp_path / "repository" / "pyproject.toml"
+    file, _, name = str(found.options["model"]).partition(":")
+    assert (Path(file).resolve(), name) == (inner / "model.py", "net")
+    (inner.parent / ".git").mkdir()
+    assert config.load(Path(), "build", KNOWN) is None
 
 
 def test_mctl_toml_wins_and_other_tables_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.mctl]\nname = "pyproject"\n')
-    assert config.load(tmp_path, KNOWN) == {"name": "pyproject"}
+    assert options_of(tmp_path) == {"name": "pyproject"}
     (tmp_path / "mctl.toml").write_text('name = "own"')
-    assert config.load(tmp_path, KNOWN) == {"name": "own"}
+    assert options_of(tmp_path) == {"name": "own"}
     (tmp_path / "mctl.toml").unlink()
     (tmp_path / "pyproject.toml").write_text("[tool]\nmctl = 3\n")
     with pytest.raises(UsageError, match="is no table"):
-        config.load(tmp_path, KNOWN)
+        options_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kernels = 'own'", "`mctl.toml`: `kernels`: "),
+        ("standalone = 'maybe'", "`mctl.toml`: `standalone`: "),
+        ("seed = 'x'", "`mctl.toml`: `seed`: "),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_names_the_file(
+    tmp_path: Path, text: str, message: str, run_mctl: Run
+) -> None:
+    (tmp_path / "mctl.toml").write_text(text)
+    done = run_mctl("build", "model.py", cwd=tmp_path)
+    assert done.returncode == 2 and f"error: {message}" in done.stderr, done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path, run_mctl: Run) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "mctl.toml").write_text('dim = "batch=1:8"\njunit = "out/junit.xml"\n')
+    done = run_mctl("build", "model.py", "-o", "made.pt2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "options from `mctl.toml`: dim, junit" in done.stderr
+    assert "error: cannot write `out/junit.xml`: there is no folder" in done.stderr and "`--junit`" in done.stderr
+    assert not (tmp_path / "made.pt2").exists()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def test_a_bad_bundle_in_github_actions(bad_bundle: Path, run_mctl: Run, tmp_pat
     done = run_mctl("parity", bad_bundle, env=env)
     assert done.returncode == 1 and done.stdout == ""
     annotations = [line for line in done.stderr.splitlines() if line.startswith("::error::")]
-    assert annotations and annotations[0].startswith("::error::parity: differs in batch=1: output 'output': off by ")
+    assert re.match(r"::error::parity: differs in batch=1 and \d+ more: output 'output': off by ", annotations[0])
+    assert len({line.rpartition("to do: ")[2] for line in annotations}) == len(annotations)  # one for each cause
     assert "%0Ato do: " in annotations[0]
     assert "differs: mlp 1 is not the eager model" in done.stderr
     assert summary.read_text().startswith("### ❌ Parity: differs: mlp 1 is not the eager model")
@@ -73,6 +75,27 @@ def test_wrong_usage(mlp_bundle: Path, run_mctl: Run, arguments: list[str], erro
     done = run_mctl("parity", mlp_bundle, *arguments)
     assert done.returncode == 2
     assert f"error: {error}" in done.stderr and hint in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_model_is_said_once(mlp_bundle: Path, run_mctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(7, 3)\nexample_inputs = {'input': torch.ones(2, 7)}\n"
+    )
+    done = run_mctl("parity", mlp_bundle, "--against", tmp_path / "other.py")
+    assert done.returncode == 1 and done.stderr.count("error: ") == 1
+    assert "error: this model takes other inputs than the bundle (`x`)" in done.stderr
+    assert "--range" not in done.stderr and "--against MODEL.py[:NAME]" in done.stderr
+
+
+def test_an_annotation_has_file_and_line(run_mctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (tmp_path / "broken.py").write_text(
+        "import torch\nclass model(torch.nn.Module):\n    def forward(self, x):\n        return x.item()\n"
+        "example_inputs = (torch.ones(2, 7),)\n"
+    )
+    done = run_mctl("export", tmp_path / "broken.py", "-o", tmp_path / "p.pt2")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("::")]
+    assert len(lines) == 1 and lines[0].startswith(f"::error file={tmp_path / 'broken.py'},line=4::"), done.stderr
 
 
 def test_a_program_is_not_a_bundle(mlp_program: Path, run_mctl: Run) -> None:

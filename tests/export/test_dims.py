@@ -42,6 +42,7 @@ def test_the_forms_of_the_manual() -> None:
     assert parse_input("scale=float64[]") == InputSpec("scale", "float64", ())
     assert parse_range("ids=-1:30521") == ("ids", (-1, 30521))
     assert [parse_pad(f"x={value}")[1] for value in ("0", "-1.5", "1e-3")] == [0, -1.5, 0.001]
+    assert [parse_pad(f"x={value}")[1] for value in ("true", "False")] == [1, 0]
 
 
 @pytest.mark.parametrize(

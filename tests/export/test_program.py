@@ -125,7 +125,9 @@ def test_output_names(tmp_path: Path) -> None:
     [
         ("return x", ("--dim rows=1:8",), {}, "rows", ""),
         ("return x", ("--dim rows=1:8",), {"batch_dim": "none"}, None, "the export asked for none"),
-        ("return x.repeat(3, 1)", ("--dim batch=1:8",), {}, "batch", ""),
+        ("return x.repeat_interleave(3, 0)", ("--dim batch=1:8",), {}, "batch", ""),
+        ("return x.repeat(3, 1)", ("--dim batch=1:8",), {}, None, "rows of a batch depend on each other"),
+        ("return x - x.mean(0)", ("--dim batch=1:8",), {}, None, "rows of a batch depend on each other"),
         ("return x.T", ("--dim batch=1:8",), {}, None, "batch: output 'output' does not have it as axis 0"),
         ("return x.sum()", ("--dim batch=1:8",), {}, None, "batch: output 'output' does not have it as axis 0"),
         ("return x", ("--dim wide=1:8@x:1",), {}, None, "no dim is axis 0 of every input"),

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 
 from mctl.bundle_format.contract import Contract, Dim, Input, Output
 from mctl.bundle_format.errors import ExportError
 from mctl.export.golden import Case
-from mctl.export.proof import prove_case, tolerance_of
+from mctl.export.proof import prove_case, rows_apart, tolerance_of
 
 CONTRACT = Contract(
     dims=(Dim(name="batch", min=1, max=8),),
@@ -47,6 +48,25 @@ def test_what_differs(got: torch.Tensor, why: str) -> None:
         prove_case(case(torch.full((3, 2), 2.0)), program(got), CONTRACT)
     assert found.value.message.startswith("the exported program is not the model: at batch=3, ")
     assert why in found.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "apart"),
+    [
+        (lambda x: x * 2 + 1, True),
+        (lambda x: x * (1 + 1e-6 * len(x)), True),  # a rounding
+        (lambda x: x - x.mean(0), False),
+        (lambda x: x.softmax(0), False),
+        (lambda x: x.cumsum(0), False),
+    ],
+)
+def test_rows_that_depend_on_each_other(model: Callable[[torch.Tensor], torch.Tensor], apart: bool) -> None:
+    contract = msgspec.structs.replace(CONTRACT, batch_dim="batch")
+    x = torch.randn(3, 2, generator=torch.Generator().manual_seed(3))
+    found = rows_apart(
+        lambda inputs: {"y": model(inputs["x"])}, contract, Case("", {"batch": 3}, {"x": x}, {"y": model(x)})
+    )
+    assert found is apart
 
 
 def test_a_shape_that_is_not_the_contracts() -> None:

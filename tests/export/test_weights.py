@@ -109,10 +109,31 @@ def test_tied_weights_that_differ_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_prefix_is_pointed_out(tmp_path: Path) -> None:
-    torch.save({f"module.{key}": value for key, value in Net().state_dict().items()}, tmp_path / "w.pt")
+    torch.save({f"net.{key}": value for key, value in Net().state_dict().items()}, tmp_path / "w.pt")
     with pytest.raises(ExportError) as refused:
         load_weights(Net(), tmp_path / "w.pt")
-    assert "the keys of the file begin with `module.`" in str(refused.value.hint)
+    assert "the keys of the file begin with `net.`" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_a_wrappers_prefix_is_taken_off(tmp_path: Path, prefix: str) -> None:
+    """As DataParallel and `torch.compile` save."""
+    trained, model = Net(), Net()
+    torch.save({f"{prefix}{key}": value for key, value in trained.state_dict().items()}, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+    assert all(value.equal(model.state_dict()[key]) for key, value in trained.state_dict().items())
+
+
+def test_a_module_of_that_name_keeps_it(tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Net()
+
+    trained, model = Outer(), Outer()
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+    assert all(value.equal(model.state_dict()[key]) for key, value in trained.state_dict().items())
 
 
 def test_a_checkpoint_that_needs_more_than_tensors(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_the_twin_of_another_model(mixed_bundle: Path, twin: Path) -> None:
     assert report.notes == ("the ONNX model was exported from another model file, or with other weights",)
 
 
+@pytest.mark.parametrize("name", ["program.onnx", "bundle.onnx", "p.onnx"])
+def test_the_one_beside_the_bundle(mlp_bundle: Path, twin: Path, tmp_path: Path, name: str) -> None:
+    """As `mctl export --onnx -o p.pt2` names it; others in the folder are not of this export."""
+    (tmp_path / "bundle.pt2").write_bytes(mlp_bundle.read_bytes())
+    model = onnx.load(twin)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "a.onnx")
+    (tmp_path / "b.onnx").write_bytes(b"no model")
+    (tmp_path / name).write_bytes(twin.read_bytes())
+    assert twins.twin(tmp_path / "bundle.pt2", None) == (twin.read_bytes(), ())
+
+
 def test_what_is_missing_is_said(mlp_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = tmp_path / "bundle.pt2"
     bundle.symlink_to(mlp_bundle)

@@ -5,6 +5,7 @@ import math
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from mctl.parity.judge import compare
 from mctl.parity.report import (
     Report,
     Result,
+    by_cause,
     counts,
     headline,
     overall,
@@ -22,6 +24,7 @@ from mctl.parity.report import (
     to_junit,
     to_markdown,
     to_text,
+    without_times,
 )
 
 GOOD = compare("logits", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
@@ -67,7 +70,10 @@ def test_the_gravest_verdict_wins() -> None:
 
 
 def test_headline() -> None:
-    assert headline(FAILED) == "crash: mlp 3 is not the eager model: 1 of 4 checks pass (1.5 s)"
+    assert headline(FAILED) == "crash: mlp 3 is not the eager model: 1 of 3 checks pass (1.5 s)"
+    alone = report(PASSED, NOT_APART, batchable=False)
+    why = "not batchable: rows of a batch depend on each other"
+    assert headline(alone) == f"pass: mlp 3 is the eager model: 1 of 1 checks pass; {why} (1.5 s)"
     assert headline(report(PASSED)) == "pass: mlp 3 is the eager model: 1 of 1 checks pass (1.5 s)"
     random = report(PASSED, verdict="random")
     assert headline(random).startswith("random: mlp 3 draws random numbers: only shapes and dtypes were compared")
@@ -79,11 +85,11 @@ def test_an_output_is_summed_up_by_the_case_that_needs_most() -> None:
     assert (logits.case, logits.cases, logits.failed) == ("near", 2, 0)
     assert logits.comparison.max_abs == pytest.approx(0.1)
     logits, scores = summaries(FAILED)
-    assert (logits.case, logits.failed) == ("batch=7/<large>", 2) and scores.failed == 1
+    assert (logits.case, logits.failed) == ("batch=7/<large>", 1) and scores.failed == 1
 
 
 def test_counts() -> None:
-    assert counts(FAILED) == [("stored cases of eager", 0, 1), ("sizes and values", 1, 2), ("rows apart", 0, 1)]
+    assert counts(FAILED) == [("stored cases of eager", 0, 1), ("sizes and values", 1, 2)]
 
 
 def test_text() -> None:
@@ -92,6 +98,37 @@ def test_text() -> None:
     assert "output 'scores': NaN at [0] where eager has 1" in text
     assert "\n  to do: compile again" in text and "left out: batch=64: too long" in text
     assert text.endswith(headline(FAILED))
+
+
+def test_failures_of_one_cause_are_told_once() -> None:
+    same = [Result(check="values", case=f"n={n}", verdict="differs", outputs=(FAR,)) for n in range(9)]
+    found = report(*same, CRASHED)
+    assert [len(group) for group in by_cause(found)] == [9, 1]
+    text = "\n".join(to_text(found))
+    assert text.count("to do: make it again") == 1 and "differs in `n=2`" in text and "differs in `n=3`" not in text
+    assert "differs in 6 more" in text
+
+
+def test_a_narrow_terminal_gets_the_columns_that_decide() -> None:
+    wide, narrow = to_text(report(PASSED), 400)[0], to_text(report(PASSED), 60)[:2]
+    assert "eager to fp64" in wide
+    assert narrow[0].split() == ["output", "max", "error", "allowed", "rule"] and max(map(len, narrow)) <= 60
+
+
+def test_what_a_bundle_keeps_has_no_times() -> None:
+    slow = msgspec.structs.replace(
+        FAILED,
+        seconds=9.0,
+        file="other.pt2",
+        results=tuple(msgspec.structs.replace(result, seconds=3.0) for result in FAILED.results),
+    )
+    assert to_json(without_times(slow)) == to_json(without_times(FAILED))
+    assert json.loads(to_json(without_times(FAILED)))["results"][1]["outputs"]
+
+
+def test_advice_names_the_input_that_has_no_range() -> None:
+    above = Result(check="values", case="n=5/above", verdict="eager-raises-compiled-returns", unranged=("idx",))
+    assert "`--range idx=LOW:HIGH`" in above.advice
 
 
 def test_json_is_valid_and_complete() -> None:

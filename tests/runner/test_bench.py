@@ -95,6 +95,10 @@ def test_a_line_is_found() -> None:
     assert curve.rows_for(0.9) == pytest.approx(45)  # 45 / (5 + 45) = 0.9
 
 
+def test_a_batch_has_at_least_one_row() -> None:
+    assert bench.Curve(fixed_us=0.0, row_us=3.0, worst=0.0).rows_for(0.9) == 1
+
+
 def test_a_line_through_scattered_points_weighs_relative_errors() -> None:
     curve = bench.fit([(1, 10.0), (2, 10.0), (100, 200.0)])
     assert curve is not None
