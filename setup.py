@@ -1,5 +1,6 @@
 """The wheel's one part that is not Python: mctl-runner, built by CMake. Editable installs build it on first use."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ class BuildRunner(Command):
             return
         folder = Path(self.build_temp or "build", "runner")
         settings = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DPYTHON={sys.executable}"]
-        _run("cmake", "-S", HERE / "runner" / "cpp", "-B", folder, *settings)
+        # afresh: pip puts the tools of each build in a folder of its own, which the cache of the last one still names
+        _run("cmake", "--fresh", "-S", HERE / "runner" / "cpp", "-B", folder, *settings)
         _run("cmake", "--build", folder, "--target", "mctl-runner")  # and the shim, which it depends on
         _run("cmake", "--install", folder, "--strip", "--prefix", self._binaries()[0].parent)
 
@@ -68,7 +70,13 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         tag = super().get_tag()
-        return ("py3", "none", tag[2]) if SERVES else tag
+        return ("py3", "none", self._platform(tag[2])) if SERVES else tag
+
+    def _platform(self, plain: str) -> str:
+        """`manylinux_2_34_x86_64` (PEP 600) for the newest C library that a binary names."""
+        binaries = Path(self.bdist_dir or "build").rglob("bin/*")
+        versions = [int(found) for path in binaries for found in re.findall(rb"GLIBC_2\.(\d+)", path.read_bytes())]
+        return plain.replace("linux_", f"manylinux_2_{max(versions)}_", 1) if versions else plain
 
 
 class PlatformDistribution(Distribution):

@@ -2,11 +2,36 @@
 
 from typing import TYPE_CHECKING
 
+from ..bundle_format.errors import (
+    BundleError,
+    ClosedError,
+    ContractError,
+    DeadlineError,
+    HostError,
+    MctlError,
+    ModelError,
+    QueueFullError,
+    ServeError,
+)
+
 if TYPE_CHECKING:
     from .batcher import DynamicBatcher
     from .session import Session, load
 
-__all__ = ["DynamicBatcher", "Session", "load"]
+__all__ = [
+    "BundleError",
+    "ClosedError",
+    "ContractError",
+    "DeadlineError",
+    "DynamicBatcher",
+    "HostError",
+    "MctlError",
+    "ModelError",
+    "QueueFullError",
+    "ServeError",
+    "Session",
+    "load",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -15,7 +40,7 @@ def __getattr__(name: str) -> object:
         from .batcher import DynamicBatcher
 
         return DynamicBatcher
-    if name in __all__:
+    if name in ("Session", "load"):
         from . import session
 
         return getattr(session, name)

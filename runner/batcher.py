@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from . import rows
 from .pace import Formed, Pace
 from .policy import Batch, Request, Settings, chunks, decide
 from .session import Prepared, Session
-from .values import Value
+from .values import Array, Value
+
+_ROOM_SECONDS = 0.001  # after which a coroutine looks again whether the queue has room
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class DynamicBatcher:
     `latency_target` in seconds makes the batcher hold batches as small, and refuse as much, as it takes for
     `percentile` percent of the requests to be answered within it; `limit` is the most rows of a batch at present.
 
+    A full queue raises QueueFullError; with `wait_when_full` a coroutine waits for room instead.
+
     A model without a batch dim, or with state, runs its requests one by one. UsageError for settings that make no
     sense.
     """
@@ -64,6 +68,7 @@ class DynamicBatcher:
         max_request_rows: int | None = None,
         latency_target: float | None = None,
         percentile: int = 99,
+        wait_when_full: bool = False,
     ) -> None:
         contract = session.contract
         self.stats = BatchStats()
@@ -75,6 +80,7 @@ class DynamicBatcher:
         if latency_target is not None:
             target_us = _microseconds(latency_target)
             self._settings = replace(self._settings, latency_target_us=target_us, percentile=percentile)
+        self._wait_when_full = wait_when_full
         self._pace = Pace(self._settings, self._curve())
         self._running: tuple[Formed, int] | None = None  # and since when
         self._last: tuple[Formed, int] | None = None  # and what it took
@@ -89,7 +95,13 @@ class DynamicBatcher:
         self._thread = threading.Thread(target=self._work, name="mctl-batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, /, *, _timeout: float | None = None, **inputs: object) -> "Future[dict[str, Value]]":
+    @overload
+    def submit(self, /, *, _timeout: float | None = None, **inputs: Array) -> "Future[dict[str, Array]]": ...
+    @overload
+    def submit(self, /, *, _timeout: float | None = None, **inputs: Tensor) -> "Future[dict[str, Tensor]]": ...
+    @overload
+    def submit(self, /, *, _timeout: float | None = None, **inputs: object) -> "Future[dict[str, Value]]": ...  # type: ignore[overload-cannot-match]
+    def submit(self, /, *, _timeout: float | None = None, **inputs: object) -> Any:
         """Queues one request; the future holds what the session would return. `_timeout` in seconds.
 
         Inputs are read when the batch runs: leave them as they are until the future is done. Cancelling the future
@@ -105,9 +117,30 @@ class DynamicBatcher:
         answer.future.add_done_callback(self._forget)
         return answer.future
 
-    async def __call__(self, /, *, _timeout: float | None = None, **inputs: object) -> dict[str, Value]:
-        """`submit` for a coroutine; cancelling the task cancels the request."""
-        return await asyncio.wrap_future(self.submit(_timeout=_timeout, **inputs))
+    @overload
+    async def __call__(self, /, *, _timeout: float | None = None, **inputs: Array) -> dict[str, Array]: ...
+    @overload
+    async def __call__(self, /, *, _timeout: float | None = None, **inputs: Tensor) -> dict[str, Tensor]: ...
+    @overload
+    async def __call__(self, /, *, _timeout: float | None = None, **inputs: object) -> dict[str, Value]: ...  # type: ignore[overload-cannot-match]
+    async def __call__(self, /, *, _timeout: float | None = None, **inputs: object) -> Any:
+        """`submit` for a coroutine; cancelling the task cancels the request.
+
+        With `wait_when_full` it waits for room in the queue, until the request's deadline, and raises QueueFullError
+        only then.
+        """
+        seconds = self._settings.default_timeout_us / 1e6 if _timeout is None else _timeout
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                waiting = self.submit(_timeout=_timeout, **inputs)
+            except QueueFullError:
+                if not self._wait_when_full or time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_ROOM_SECONDS)
+            else:
+                return await asyncio.wrap_future(waiting)
+            _timeout = max(0.0, deadline - time.monotonic())
 
     @property
     def limit(self) -> int:

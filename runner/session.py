@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ..bundle_format.lookup import Lookup
 from ..bundle_format.manifest import code_of
 from . import rows, values
 from .library import LIBTORCH, Constants, Library, load_libraries, span
-from .values import Value
+from .values import Array, Value
 
 _REMEMBERED = 4096  # kinds of calls whose check is not made again
 
@@ -101,11 +101,23 @@ class Session:
         self._ranged = [(index, i.range) for index, i in enumerate(self.contract.inputs) if i.range is not None]
         self._checked: dict[tuple[object, ...], dict[str, int]] = {}
 
-    def __call__(self, /, *, _pad: bool = False, **inputs: object) -> dict[str, Value]:
+    @overload
+    def __call__(self, /, *, _pad: bool = False, **inputs: Array) -> dict[str, Array]: ...
+    @overload
+    def __call__(self, /, *, _pad: bool = False, **inputs: Tensor) -> dict[str, Tensor]: ...
+    @overload
+    def __call__(self, /, *, _pad: bool = False, **inputs: object) -> dict[str, Value]: ...  # type: ignore[overload-cannot-match]
+    def __call__(self, /, *, _pad: bool = False, **inputs: object) -> Any:
         """`call` with the inputs as keywords."""
         return self.call(inputs, pad=_pad)
 
-    def call(self, inputs: Mapping[str, object], *, pad: bool = False) -> dict[str, Value]:
+    @overload
+    def call(self, inputs: Mapping[str, Array], *, pad: bool = False) -> dict[str, Array]: ...
+    @overload
+    def call(self, inputs: Mapping[str, Tensor], *, pad: bool = False) -> dict[str, Tensor]: ...
+    @overload
+    def call(self, inputs: Mapping[str, object], *, pad: bool = False) -> dict[str, Value]: ...
+    def call(self, inputs: Mapping[str, object], *, pad: bool = False) -> Any:
         """Outputs by name, in the contract's order, for inputs by name.
 
         Inputs are torch tensors or numpy arrays with the contract's dtypes and shapes, in any strides; arguments that

@@ -181,6 +181,29 @@ def test_the_queue_is_bounded(session: Session, model: Model) -> None:
         assert torch.equal(result(again), rows(4, 2) + 1)
 
 
+def test_coroutines_may_wait_for_room(session: Session, model: Model) -> None:
+    async def ask(batcher: DynamicBatcher) -> list[dict[str, Tensor]]:
+        model.close_gate(batcher)
+        asking = [asyncio.create_task(batcher(x=rows(n, 2))) for n in range(17)]
+        await asyncio.sleep(0.01)
+        model.gate.set()
+        return await asyncio.gather(*asking)
+
+    with DynamicBatcher(session, max_queue_size=4, wait_when_full=True) as batcher:
+        answers = asyncio.run(ask(batcher))
+        assert all(torch.equal(answer["y"], rows(n, 2) + 1) for n, answer in enumerate(answers))
+
+
+def test_waiting_for_room_ends_at_the_deadline(session: Session, model: Model) -> None:
+    with DynamicBatcher(session, max_queue_size=3, wait_when_full=True) as batcher:
+        model.close_gate(batcher)
+        kept = batcher.submit(x=rows(0, 3))
+        with pytest.raises((QueueFullError, DeadlineError)):
+            asyncio.run(batcher(x=rows(3), _timeout=0.02))
+        model.gate.set()
+        assert torch.equal(result(kept), rows(0, 3) + 1)
+
+
 def test_expired_requests_make_room_and_never_reach_the_model(session: Session, model: Model) -> None:
     with DynamicBatcher(session, max_queue_size=3) as batcher:
         model.close_gate(batcher)
