@@ -49,6 +49,19 @@ def choose_buckets(contract: Contract, wanted: Mapping[str, Iterable[int]]) -> d
     return buckets
 
 
+def unbucketed(contract: Contract, buckets: Mapping[str, tuple[int, ...]]) -> str:
+    """A note where requests of different sizes cannot share a batch; "" where they can, or nothing is batched."""
+    names = [dim.name for dim in contract.dims if dim.name != contract.batch_dim and dim.name not in buckets]
+    if contract.batch_dim is None or not names:
+        return ""
+    pads = [each.name for each in contract.inputs if each.pad is None and set(names) & set(each.shape)]
+    way_out = "".join(f" `--pad {name}=VALUE`" for name in pads)
+    way_out = f"export with{way_out}, and compile" if pads else "compile"
+    sizes = " ".join(f"`--bucket {name}=…`" for name in names)
+    which = " and ".join(f"`{name}`" for name in names)
+    return f"only requests of the same {which} share a batch: to pad them to a few sizes, {way_out} with {sizes}"
+
+
 def _dim(contract: Contract, name: str) -> Dim:
     """A dim that may have buckets: the batch dim, or one that can be padded wherever it occurs."""
     dim = next((dim for dim in contract.dims if dim.name == name), None)

@@ -92,7 +92,7 @@ def compile(
         made = compile_checked(
             program, output, options, tuning=tuning, parity=parity, tolerance=tolerances, progress=progress
         )
-    verdict.tell_made(made, {"json": json})
+    verdict.tell_made(made, {"json": json, "target": target})
 
 
 def allowed_slowdown(standalone: Standalone | None, ratio: float | None) -> float | None:

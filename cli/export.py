@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from ..bundle_format.errors import UsageError
+from ..bundle_format.errors import MctlError, UsageError
 from . import console, progress
 
 if TYPE_CHECKING:
+    from ..bundle_format.manifest import Manifest, Source
     from ..export.program import ExportReport
     from ..generation.export import GenerationRequest
 
@@ -79,8 +80,11 @@ def export(
         onnx=output.with_suffix(".onnx") if onnx else None,
         embed_onnx=embed_onnx,
     )
+    before = _source_of(output)
     with progress.shown() as say:
         report = export_model(request, say)
+    for note in _hints(report.manifest, before):
+        console.say(f"note: {note}")
     _tell(report, json)
 
 
@@ -138,3 +142,32 @@ def _tell(report: "ExportReport", json: bool) -> None:
             f"seconds: {', '.join(f'{phase} {seconds:.1f}' for phase, seconds in report.seconds.items())}",
         ]
     )
+
+
+def _source_of(path: Path) -> "Source | None":
+    """Of the program that is there already."""
+    from ..bundle_format.archive import open_program
+
+    try:
+        with open_program(path) as archive:
+            return archive.manifest.source
+    except MctlError:
+        return None
+
+
+def _hints(manifest: "Manifest", before: "Source | None") -> list[str]:
+    """What may not have been meant."""
+    from ..aoti.plan import unbucketed
+
+    contract, source = manifest.contract, manifest.source
+    notes = []
+    if before and (before.file, before.model) != (source.file, source.model):
+        notes.append(
+            f"the file was the program of `{before.file}:{before.model}`, which is replaced; `-o` names another"
+        )
+    if not contract.dims:
+        sizes = ", ".join(f"{each.name} [{','.join(map(str, each.shape))}]" for each in contract.inputs)
+        notes.append(f"every size is fixed as in the example ({sizes}): declare what varies, as in `--dim batch=1:64`")
+    if apart := unbucketed(contract, {}):
+        notes.append(apart)
+    return notes

@@ -1,5 +1,6 @@
 """How `mctl parity`, `compile` and `build` tell what parity found."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from ..aoti.plan import unbucketed
 from ..bundle_format.files import atomic, require_place
 from ..bundle_format.summary import summarize, tuning_costs
 from . import console, progress
@@ -51,8 +53,11 @@ def tell_made(made: "Made", options: Mapping[str, Any]) -> None:
         f"wrote {made.path}: {made.size / 1e6:.3g} MB, {compiled},"
         f" at most {stats.peak_bytes / 1e9:.2g} GB of memory, parity {made.manifest.parity}"
     )
-    for note in made.manifest.notes:
+    apart = unbucketed(made.manifest.contract, made.manifest.buckets) if made.manifest.generation is None else ""
+    for note in (*made.manifest.notes, *([apart] if apart else [])):
         console.say(f"note: {note}")
+    if os.environ.get("CI") and options.get("target") == "native":
+        console.say("note: the code is for the CPU of this CI machine: name the one that serves with `--target`")
     for line in tuning_costs(summarize(made.path)):
         console.say(line)
     if options["json"]:
