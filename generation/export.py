@@ -13,10 +13,11 @@ from ..bundle_format import archive as archives
 from ..bundle_format import layout
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import ExportError, MctlError, UsageError
+from ..bundle_format.files import require_place
 from ..bundle_format.manifest import Generation, Golden, Manifest, name_from
 from ..export import graph
 from ..export.golden import Case, dump_case, member_of
-from ..export.program import Clock, ExportReport, now, producer, require_place, write_program
+from ..export.program import Clock, ExportReport, now, producer, write_program
 from ..export.proof import tolerance_of
 from ..export.running import widen
 from ..export.usercode import describe, quiet, user_code

@@ -15,7 +15,7 @@ from ..aoti.workspace import require_space
 from ..bundle_format import archive as archives
 from ..bundle_format import host, interface
 from ..bundle_format.archive import Archive
-from ..bundle_format.errors import CompileError, HostError, ParityError, UsageError
+from ..bundle_format.errors import CompileError, HostError, ParityError
 from ..bundle_format.files import require_place
 from ..bundle_format.layout import REPORT
 from ..bundle_format.manifest import Manifest, Tolerance
