@@ -278,19 +278,26 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
                                                    std::int64_t groups, std::int64_t act, AtenTensorHandle* out) {
   using namespace mctl;
   return guarded([&] {
-    const View x(input), packed(weight);
+    View x(input);
+    const View packed(weight);
     x.require_float(4);
     require(kernel_len == 2 && stride_len == 2 && padding_len == 2 && dilation_len == 2 && groups >= 1 && n >= 1);
+    // products are made of lines of pixels: a column, which lies in memory as a line does, becomes one
+    const bool column = x.sizes[3] == 1 && kernel[1] == 1 && padding[1] == 0;
+    std::int64_t sizes_as_line[] = {x.sizes[0], x.sizes[1], 1, x.sizes[2]};
+    std::int64_t strides_as_line[] = {x.strides[0], x.strides[1], x.strides[3], x.strides[2]};
+    if (column) x.sizes = sizes_as_line, x.strides = strides_as_line;
     Shape s{x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3], 0, 0, n, {}, {}, {}, {}, groups};
     for (int axis : {0, 1}) {
-      s.kernel[axis] = kernel[axis];
-      s.stride[axis] = stride[axis];
-      s.padding[axis] = padding[axis];
-      s.dilation[axis] = dilation[axis];
-      require(kernel[axis] >= 1 && stride[axis] >= 1 && padding[axis] >= 0 && dilation[axis] >= 1);
-      const std::int64_t room = x.sizes[2 + axis] + 2 * padding[axis] - s.reach(axis);
+      const int given = column ? 1 - axis : axis;
+      s.kernel[axis] = kernel[given];
+      s.stride[axis] = stride[given];
+      s.padding[axis] = padding[given];
+      s.dilation[axis] = dilation[given];
+      require(s.kernel[axis] >= 1 && s.stride[axis] >= 1 && s.padding[axis] >= 0 && s.dilation[axis] >= 1);
+      const std::int64_t room = x.sizes[2 + axis] + 2 * s.padding[axis] - s.reach(axis);
       require(room >= 0);
-      (axis == 0 ? s.out_height : s.out_width) = room / stride[axis] + 1;
+      (axis == 0 ? s.out_height : s.out_width) = room / s.stride[axis] + 1;
     }
     require(s.channels % groups == 0 && n % groups == 0);
     const std::int64_t k = s.taps() * (s.channels / groups), panels = panels_of(n / groups);
@@ -300,8 +307,8 @@ MCTL_ENTRY std::int32_t aoti_torch_cpu_mctl_conv2d(AtenTensorHandle input, AtenT
       packed.require_pairs({groups, panels, s.taps() * elements<Pair>(s.channels / groups), kPanel, 2});
     else
       packed.require_float({groups, panels, k, kPanel});
-    const std::int64_t sizes[] = {s.batch, n, s.out_height, s.out_width};
-    const std::int64_t strides[] = {s.out_height * s.out_width * n, 1, s.out_width * n, n};
+    const std::int64_t height = column ? s.out_width : s.out_height, width = column ? 1 : s.out_width;
+    const std::int64_t sizes[] = {s.batch, n, height, width}, strides[] = {height * width * n, 1, width * n, n};
     Finish finish;
     finish.activation = static_cast<Activation>(act);
     finish.bias = bias_of(bias, n);

@@ -169,6 +169,10 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 64, 60, 40), (8, 64, 3, 3), {"padding": (1, 1)}),  # several pieces of rows
     ((1, 700, 1, 200), (10, 700, 1, 3), {"padding": (0, 1)}),  # several pieces of one row
     ((1, 700, 2, 200), (10, 700, 1, 2), {}),
+    ((2, 9, 40, 1), (16, 9, 7, 1), {"padding": (3, 0)}),  # a column, taken as a line
+    ((1, 1, 90, 1), (33, 1, 16, 1), {"stride": (4, 3), "dilation": (2, 5)}),
+    ((2, 20, 30, 1), (20, 1, 5, 1), {"groups": 20, "padding": (2, 0)}),
+    ((2, 5, 9, 1), (8, 5, 3, 3), {"padding": (1, 1)}),  # a column that a kernel is wider than
     ((0, 3, 8, 8), (4, 3, 3, 3), {}),
     ((2, 3, 8, 8), (3, 1, 3, 3), {"groups": 3, "padding": (1, 1)}),  # depthwise, fewer channels than a vector has
     ((2, 37, 8, 9), (37, 1, 3, 3), {"groups": 37, "padding": (1, 1)}),
