@@ -31,6 +31,7 @@ _ACTIVATIONS: dict[Any, Callable[[fx.Node], Activation | None]] = {
     aten.sigmoid.default: lambda node: Activation.SIGMOID,
     aten.sigmoid_.default: lambda node: Activation.SIGMOID,
 }
+_WORTH_A_NOTE = 1 << 20  # bytes
 _SUMS = (aten.add.Tensor, aten.add_.Tensor)
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.numpy_T.default)  # of a constant weight
 
@@ -60,11 +61,16 @@ class _Layer:
         return user
 
 
-def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype = torch.float32) -> int:
+def rewrite(
+    module: fx.GraphModule,
+    state: Collection[str],
+    dtype: torch.dtype = torch.float32,
+    note: Callable[[str], object] = lambda _: None,
+) -> int:
     """Rewrites in place; returns how many layers were. `state`: buffers that the model changes, which stay as they are.
 
     Only what is float32 on the CPU and whose weights are constants: parameters and buffers, as `get_attr` nodes.
-    `dtype`: that of the products of linear layers and convolutions, float32 or bfloat16.
+    `dtype`: that of the products of linear layers and convolutions, float32 or bfloat16. `note` gets what it costs.
     """
     rewriter = _Rewriter(module, set(state), dtype)
     for node in list(module.graph.nodes):
@@ -73,6 +79,7 @@ def rewrite(module: fx.GraphModule, state: Collection[str], dtype: torch.dtype =
     module.graph.eliminate_dead_code()
     _drop_unused(module)
     module.recompile()
+    rewriter.note_doubled(note)
     return rewriter.count
 
 
@@ -84,6 +91,7 @@ class _Rewriter:
         self.count = 0
         self._state = state
         self._packed: dict[Any, str] = {}
+        self._sources: dict[str, str] = {}  # packed weights -> the attribute that they are made of
         self._variable = _depending_on_inputs(module.graph)
 
     def linear(self, node: fx.Node) -> bool:
@@ -332,11 +340,23 @@ class _Rewriter:
             return None if inner is None else node.target(inner, *node.args[1:])
         return None
 
+    def note_doubled(self, note: Callable[[str], object]) -> None:
+        """Of weights that something else of the model looks at too: an embedding that is also the last layer."""
+        left = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        for packed, name in self._sources.items():
+            size = _attribute_of(self.module, packed).nbytes if packed in left else 0
+            if name in left and size >= _WORTH_A_NOTE:
+                note(
+                    f"`{name}` is stored twice, for {size / 1e6:.1f} MB more: packed for mctl's kernels, and as the "
+                    "rest of the model uses it; `--kernels torch` stores it once"
+                )
+
     def _store(self, weight: fx.Node, key: Any, pack: Callable[[], Tensor]) -> fx.Node:
         """Packed weights as a buffer of the module; layers that share weights share it."""
         known = (weight, key)
         if known not in self._packed:
             self._packed[known] = self._add_buffer(self._name_of(weight) + "_packed", pack())
+            self._sources[self._packed[known]] = _root(weight)
         first = next(node for node in self.graph.nodes if node.op != "placeholder")
         with self.graph.inserting_before(first):
             return self._get(self._packed[known])
@@ -358,9 +378,7 @@ class _Rewriter:
         return unique
 
     def _name_of(self, weight: fx.Node) -> str:
-        while weight.op != "get_attr":
-            weight = weight.args[0]
-        return str(weight.target).replace(".", "_")
+        return _root(weight).replace(".", "_")
 
     def _replace(self, nodes: list[fx.Node], op: Any, arguments: tuple[Any, ...], *, squeeze: bool = False) -> None:
         last = nodes[-1]
@@ -393,6 +411,13 @@ _MATCHES: dict[Any, Callable[[_Rewriter, fx.Node], bool]] = {
     aten.conv_transpose2d.input: _Rewriter.conv_transpose2d,
     aten.scaled_dot_product_attention.default: _Rewriter.attention,
 }
+
+
+def _root(weight: fx.Node) -> str:
+    """The attribute that a constant is, or is a view of."""
+    while weight.op != "get_attr":
+        weight = weight.args[0]
+    return str(weight.target)
 
 
 def _depending_on_inputs(graph: fx.Graph) -> set[fx.Node]:

@@ -58,7 +58,7 @@ def compile_variant(
         from .rewrite import rewrite
 
         dtype = torch.bfloat16 if recipe.bf16 else torch.float32
-        layers = rewrite(module, {state.name for state in contract.state}, dtype)
+        layers = rewrite(module, {state.name for state in contract.state}, dtype, note)
         settings = settings | torch_private.c_functions(C_SHIMS)
 
     def starting(lowered: torch_private.Lowered, foreign: str | None) -> None:

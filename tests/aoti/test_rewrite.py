@@ -215,6 +215,25 @@ def test_weights_that_the_model_changes_stay() -> None:
     assert Made(Changing(), 8, state=("w",)).count == 0
 
 
+class Tied(nn.Module):
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(words, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.emb(x).mean(1), self.emb.weight)
+
+
+@pytest.mark.parametrize(("words", "said"), [(8192, 1), (1000, 0)])
+def test_weights_that_are_stored_twice_are_noted(words: int, said: int) -> None:
+    """2 MiB as the embedding has them, 2 MiB packed; a quarter of a mebibyte is not worth a line."""
+    exported = torch.export.export(Tied(words), (torch.randint(0, words, (4, 3)),))
+    notes: list[str] = []
+    assert rewrite(exported.module(check_guards=False), (), note=notes.append) == 1
+    assert len(notes) == said
+    assert all("`emb.weight` is stored twice, for 2.1 MB more" in note and "--kernels torch" in note for note in notes)
+
+
 def test_shared_weights_are_packed_once() -> None:
     made = Made(Named(lambda m, x: m.a(m.a(x)), a=nn.Linear(8, 8)), 8)
     assert made.count == 2
