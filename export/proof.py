@@ -9,22 +9,18 @@ from torch import nn
 from ..bundle_format.contract import Contract, Output, rows_per_item, shape_of
 from ..bundle_format.errors import ExportError
 from ..bundle_format.manifest import Tolerance
+from ..bundle_format.tolerances import CLOSENESS, EXACT
 from .golden import Case
 from .naming import Tensors, dtype_name
 from .running import Run
 
-_TOLERANCES = {
-    "float64": Tolerance(rtol=1e-7, atol=1e-9),
-    "float32": Tolerance(rtol=1e-4, atol=1e-5),
-    "float16": Tolerance(rtol=1e-3, atol=1e-3),
-    "bfloat16": Tolerance(rtol=1e-2, atol=1e-2),
-}
 _CALLS = 3  # in a row on one instance
 
 
 def tolerance_of(dtype: str) -> Tolerance:
     """What may lie between a program and eager; nothing for integers and booleans."""
-    return _TOLERANCES.get(dtype, Tolerance(rtol=0, atol=0))
+    allowed = CLOSENESS.get(dtype, EXACT)
+    return Tolerance(rtol=allowed.rtol, atol=allowed.atol)
 
 
 def prove_case(case: Case, run: Run, contract: Contract) -> float:

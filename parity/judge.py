@@ -19,12 +19,11 @@ from torch import Tensor
 
 from ..bundle_format.contract import Strict
 from ..bundle_format.manifest import Tolerance
+from ..bundle_format.tolerances import CLOSENESS, EXACT
 
 Rule = Literal["exact", "floor", "fp64", "direct"]
 Tensors = Mapping[str, Tensor]
 
-RELATIVE: dict[str, float] = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-3, "bfloat16": 1e-2}  # direct
-FLOOR: dict[str, float] = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # beside an fp64 reference
 FAIR = 4.0  # times eager's own largest error
 
 
@@ -60,7 +59,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 def direct_tolerance(wanted: Tensor) -> Tolerance:
     """The default for outputs like `wanted`: relative by dtype, absolute as large a part of their root mean square."""
-    relative = RELATIVE.get(name_of(wanted.dtype), 0.0)
+    relative = CLOSENESS.get(name_of(wanted.dtype), EXACT).rtol
     values = wanted[torch.isfinite(wanted)].double() if wanted.is_floating_point() else wanted.new_empty(0)
     scale = float(values.square().mean().sqrt()) if values.numel() else 0.0
     return Tolerance(rtol=relative, atol=relative * scale)
@@ -88,7 +87,7 @@ def compare(
     result = _direct(output, got, wanted, _scaled(given, slack))
     if reference is not None:
         result = msgspec.structs.replace(result, **_errors64(got, wanted, reference))
-    if strict or name_of(got.dtype) not in FLOOR:
+    if strict or not has_floor(got, wanted):
         return result
     if agrees_to_the_floor(got, wanted):
         return msgspec.structs.replace(result, rule="floor", ok=True, fault="")
@@ -109,12 +108,13 @@ def agrees_to_the_floor(got: Tensor, wanted: Tensor) -> bool:
 
 def has_floor(got: Tensor, wanted: Tensor) -> bool:
     """Whether the two can be compared by floor and fp64: floats of the same dtype, narrower than it, and shape."""
-    return got.dtype == wanted.dtype and got.shape == wanted.shape and name_of(got.dtype) in FLOOR
+    narrower = name_of(got.dtype) in CLOSENESS and got.dtype is not torch.float64
+    return narrower and got.dtype == wanted.dtype and got.shape == wanted.shape
 
 
 def _floor(values: Tensor, dtype: str) -> Tensor:
     mean = values.abs().mean() if values.numel() else values.new_zeros(())
-    return FLOOR[dtype] * (values.abs() + mean)
+    return CLOSENESS[dtype].floor * (values.abs() + mean)
 
 
 def _misfit(output: str, got: Tensor, wanted: Tensor) -> Comparison:

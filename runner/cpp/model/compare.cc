@@ -94,6 +94,21 @@ std::string float_difference(std::span<const std::byte> got, std::span<const std
 
 }  // namespace
 
+double floor_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f16:
+      return 1e-3;
+    case Dtype::bf16:
+      return 8e-3;
+    case Dtype::f32:
+      return 1e-5;
+    case Dtype::f64:
+      return 1e-9;
+    default:
+      return 0;
+  }
+}
+
 std::string difference(Dtype dtype, std::span<const std::byte> got, std::span<const std::byte> wanted,
                        Tolerance tolerance) {
   if (got.size() != wanted.size()) return "it has another size than eager's";
@@ -116,13 +131,13 @@ std::string difference(Dtype dtype, std::span<const std::byte> got, std::span<co
     case Dtype::i64:
       return integer_difference<std::int64_t>(got, wanted, tolerance);
     case Dtype::f16:
-      return float_difference<Half>(got, wanted, tolerance, 1e-3);
+      return float_difference<Half>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::bf16:
-      return float_difference<Brain>(got, wanted, tolerance, 8e-3);
+      return float_difference<Brain>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::f32:
-      return float_difference<float>(got, wanted, tolerance, 1e-5);
+      return float_difference<float>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::f64:
-      return float_difference<double>(got, wanted, tolerance, 0);
+      return float_difference<double>(got, wanted, tolerance, floor_of(dtype));
   }
   return "it has a dtype that is not known";
 }

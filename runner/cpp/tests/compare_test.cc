@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "support.h"
+
 namespace mctl {
 namespace {
 
@@ -29,6 +31,17 @@ BOOST_AUTO_TEST_CASE(floats_within_a_tolerance) {
   BOOST_TEST(!told(Dtype::f64, std::vector<double>{1}, std::vector<double>{1.0001}, {1e-9, 1e-9}).empty());
   BOOST_TEST(told(Dtype::f32, Floats{}, Floats{}).empty());
   BOOST_TEST(told(Dtype::f32, Floats{1}, Floats{1, 2}) == "it has another size than eager's");
+}
+
+BOOST_AUTO_TEST_CASE(floors_are_those_of_python) {
+  const auto table = vectors("contract/tolerances.json");
+  std::size_t floats = 0;
+  for (const auto& [name, closeness] : table.as_object()) {
+    BOOST_TEST(floor_of(dtype_from_name(name).value()) == closeness.at("floor").as_double(), name);
+    ++floats;
+  }
+  BOOST_TEST(floats == 4u);
+  BOOST_TEST(floor_of(Dtype::i32) == 0);
 }
 
 BOOST_AUTO_TEST_CASE(special_values_are_where_they_are) {
