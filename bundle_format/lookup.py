@@ -1,4 +1,5 @@
-"""Which variant runs, by sizes and threads. runner/cpp/format/lookup.cc follows the same rules, by the same vectors.
+"""Which variant runs, by sizes and threads, and what sizes are padded to. runner/cpp/format/lookup.cc follows the same
+rules, by the same vectors.
 
 1. The choices of a bundle that count are those for as many threads as an instance has; else those for the largest
    smaller number that was measured; else those for the smallest. Of these, not those of a variant that is compiled for
@@ -7,10 +8,12 @@
    them in order of volume, so that this is the next larger one.
 3. Where none has room, the last of them whose variant covers the sizes says it; else it is the first variant that
    covers them.
-4. A batch is padded to its bucket unless all choices of that bucket say otherwise.
+4. A size is padded to its bucket, the first that holds it; without one it stays. A batch stays too where all choices of
+   its bucket say so.
+5. Other dims are padded so that requests can share a batch: nothing is where they cannot (no batch dim, or state).
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from .manifest import Choice, Manifest, Variant
 
@@ -39,6 +42,12 @@ class Lookup:
             size = choice.dims[dim]
             pads[size] = pads.get(size, False) or choice.pad
         return tuple(sorted(size for size, pad in pads.items() if not pad))
+
+
+def padded(size: int, buckets: Iterable[int], unpadded: Container[int] = ()) -> int:
+    """Rule 4. `buckets` ascend; of those in `unpadded`, what they hold runs as it is."""
+    bucket = next((bucket for bucket in buckets if bucket >= size), size)
+    return size if bucket in unpadded else bucket
 
 
 def covers(variant: Variant, dims: Mapping[str, int]) -> bool:

@@ -33,7 +33,7 @@ def serve(
     latency_target_ms: Annotated[int | None, typer.Option(help="Batch size and admission keep it [no target].")] = None,
     percentile: Annotated[int | None, typer.Option(help="Percent of requests that keep the target [99].")] = None,
     max_request_rows: Annotated[
-        int | None, typer.Option(help="Larger than a batch: split; larger than this: 400.")
+        int | None, typer.Option(help="Split into batches; 400 beyond [max-queue-size].")
     ] = None,
     max_body_mb: Annotated[int | None, typer.Option(help="MiB; 413 beyond, inflated too [64].")] = None,
     max_header_kb: Annotated[int | None, typer.Option(help="KiB of a request's head [64].")] = None,

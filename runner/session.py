@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +17,11 @@ from ..bundle_format.contract import TensorInfo
 from ..bundle_format.errors import BundleError, ClosedError, ContractError, HostError, ModelError, UsageError
 from ..bundle_format.host import host_verdict
 from ..bundle_format.layout import WEIGHTS
-from ..bundle_format.lookup import Lookup
+from ..bundle_format.lookup import Lookup, padded
 from ..bundle_format.manifest import code_of
 from . import rows, values
 from .library import LIBTORCH, Constants, Library, load_libraries, span
+from .policy import chunks
 from .values import Array, Value
 
 _REMEMBERED = 4096  # kinds of calls whose check is not made again
@@ -124,19 +125,15 @@ class Session:
         the model takes besides tensors may be left out, or have the value that was compiled in. Outputs are numpy
         arrays if all inputs are, else torch tensors; they belong to the caller.
 
-        `pad` fills up to the next bucket (the batch, and other dims that have buckets), runs that, and cuts back.
+        `pad` fills up to the next bucket (the batch, and other dims that have buckets), runs that, and cuts back. More
+        rows than the largest batch run as several, and come back as one.
 
         ContractError says what the contract does not allow; ModelError, that the model itself failed.
         """
-        prepared = self.prepare(inputs)
-        sizes = self.bucket(prepared.dims) if pad else prepared.dims
-        if sizes == prepared.dims:
-            return self.named(self.run(prepared.tensors, sizes), prepared.as_numpy)
-        batch = self.contract.batch_dim
-        pairs = zip(self.contract.inputs, prepared.tensors, strict=True)
-        outputs = self.run([rows.join(declared, [tensor], batch, sizes) for declared, tensor in pairs], sizes)
-        ends = zip(self.contract.outputs, outputs, strict=True)
-        return self.named([rows.cut(declared, out, batch, prepared.dims) for declared, out in ends], prepared.as_numpy)
+        prepared = self.prepare(inputs, self._rows_to_split(inputs))
+        parts = [self._run_rows(tensors, dims, pad) for tensors, dims in self._batches(prepared)]
+        outputs = parts[0] if len(parts) == 1 else [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+        return self.named(outputs, prepared.as_numpy)
 
     def reset_state(self) -> None:
         """Gives the buffers that the model changes the values that they had at export."""
@@ -187,13 +184,12 @@ class Session:
 
     def bucket(self, dims: Mapping[str, int]) -> dict[str, int]:
         """The sizes that inputs of these sizes are padded to."""
-        # rows that are no one's must not change a model's state
-        buckets = {} if self.contract.state else self.manifest.buckets
-        sizes = {name: next((b for b in buckets.get(name, ()) if b >= size), size) for name, size in dims.items()}
         batch = self.contract.batch_dim
-        if batch is not None and sizes[batch] in self.unpadded:
-            sizes[batch] = dims[batch]
-        return sizes
+        if batch is None or self.contract.state:
+            return dict(dims)
+        buckets = self.manifest.buckets
+        stays = {batch: self.unpadded}
+        return {name: padded(size, buckets.get(name, ()), stays.get(name, ())) for name, size in dims.items()}
 
     def run(self, tensors: list[Tensor], dims: Mapping[str, int]) -> list[Tensor]:
         """Runs the variant for `dims` on tensors that were checked. ModelError, ClosedError."""
@@ -212,6 +208,40 @@ class Session:
         return dict(zip([output.name for output in self.contract.outputs], made, strict=True))
 
     # -------------------------------------------------------------------------------------------------------------
+
+    def _rows_to_split(self, inputs: Mapping[str, object]) -> int | None:
+        """How many rows there are if these are more than the largest batch, and batches do not depend on each other."""
+        batch = self.contract.batch_dim
+        if batch is None or self.contract.state:
+            return None
+        first = next(declared.name for declared in self.contract.inputs if batch in declared.shape)
+        shape = getattr(inputs.get(first), "shape", None) or (0,)
+        return shape[0] if shape[0] > self.contract.dim(batch).max else None
+
+    def _batches(self, prepared: Prepared) -> Iterator[tuple[list[Tensor], dict[str, int]]]:
+        """The rows of one call as batches of the contract, with their sizes."""
+        batch = self.contract.batch_dim
+        if batch is None or prepared.dims[batch] <= self.contract.dim(batch).max:
+            yield prepared.tensors, prepared.dims
+            return
+        at = 0
+        for count in chunks(self.contract.dim(batch).max, prepared.dims[batch]):
+            pairs = zip(self.contract.inputs, prepared.tensors, strict=True)
+            yield [t[at : at + count] if batch in i.shape else t for i, t in pairs], {**prepared.dims, batch: count}
+            at += count
+
+    def _run_rows(self, tensors: list[Tensor], dims: dict[str, int], pad: bool) -> list[Tensor]:
+        """One batch, filled up to its bucket if `pad`, and at least to the smallest one, and cut back."""
+        batch = self.contract.batch_dim
+        sizes = self.bucket(dims) if pad else dict(dims)
+        if batch is not None:  # the rest of a call that was split may have too few rows
+            sizes[batch] = max(sizes[batch], self.contract.dim(batch).min)
+        if sizes == dims:
+            return self.run(tensors, sizes)
+        pairs = zip(self.contract.inputs, tensors, strict=True)
+        outputs = self.run([rows.join(declared, [tensor], batch, sizes) for declared, tensor in pairs], sizes)
+        ends = zip(self.contract.outputs, outputs, strict=True)
+        return [rows.cut(declared, out, batch, dims) for declared, out in ends]
 
     def _library(self, dims: Mapping[str, int]) -> Library:
         """The variant that the bundle's measurements chose for these sizes."""

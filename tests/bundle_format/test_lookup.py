@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mctl.bundle_format import manifest as manifests
-from mctl.bundle_format.lookup import Lookup
+from mctl.bundle_format.lookup import Lookup, padded
 from mctl.bundle_format.manifest import Manifest
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/contract/lookup.json").read_text(encoding="utf-8"))
@@ -28,6 +28,11 @@ def test_the_variant(manifest: Manifest, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", VECTORS["unpadded"], ids=str)
 def test_sizes_that_are_not_padded(manifest: Manifest, case: dict[str, Any]) -> None:
     assert list(Lookup(manifest, case["threads"]).unpadded(case["dim"])) == case["sizes"]
+
+
+@pytest.mark.parametrize("case", VECTORS["padded"], ids=lambda case: case["why"])
+def test_what_a_size_is_padded_to(case: dict[str, Any]) -> None:
+    assert padded(case["size"], case["buckets"], case["unpadded"]) == case["padded"]
 
 
 def test_without_a_choice_the_first_variant_runs(manifest: Manifest) -> None:

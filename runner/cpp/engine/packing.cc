@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "format/elements.h"
+#include "format/lookup.h"
 
 namespace mctl {
 namespace {
@@ -102,8 +103,7 @@ DimSizes Packing::sizes(const DimSizes& dims, std::int64_t rows) const {
     if (d == batch_dim_) {
       sizes[d] = (std::max(rows, dim.min) + dim.multiple - 1) / dim.multiple * dim.multiple;
     } else if (batch_dim_) {
-      const auto bucket = std::lower_bound(buckets_[d].begin(), buckets_[d].end(), sizes[d]);
-      if (bucket != buckets_[d].end()) sizes[d] = *bucket;
+      sizes[d] = mctl::bucket_of(sizes[d], buckets_[d]);
     }
   }
   return sizes;

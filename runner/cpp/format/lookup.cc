@@ -18,6 +18,16 @@ std::int64_t nearest(const std::vector<Choice>& choices, std::int64_t threads) {
 
 }  // namespace
 
+std::int64_t bucket_of(std::int64_t size, std::span<const std::int64_t> buckets) {
+  const auto bucket = std::ranges::lower_bound(buckets, size);
+  return bucket == buckets.end() ? size : *bucket;
+}
+
+std::int64_t padded(std::int64_t size, std::span<const std::int64_t> buckets, std::span<const std::int64_t> unpadded) {
+  const std::int64_t bucket = bucket_of(size, buckets);
+  return std::ranges::find(unpadded, bucket) == unpadded.end() ? bucket : size;
+}
+
 Lookup::Lookup(const Manifest& manifest, std::int64_t threads) : manifest_(manifest) {
   if (!manifest.tuning || manifest.tuning->choices.empty()) return;
   const std::int64_t counts = nearest(manifest.tuning->choices, threads);

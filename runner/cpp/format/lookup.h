@@ -1,5 +1,5 @@
-// Which variant runs, by sizes and threads. Mirrors bundle_format/lookup.py, whose docstring numbers the rules;
-// tests/vectors/contract/lookup.json runs both.
+// Which variant runs, by sizes and threads, and what sizes are padded to. Mirrors bundle_format/lookup.py, whose
+// docstring numbers the rules; tests/vectors/contract/lookup.json runs both.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,11 @@
 #include "format/manifest.h"
 
 namespace mctl {
+
+// Rule 4: the first bucket that holds `size`, or `size` itself where none does.
+std::int64_t bucket_of(std::int64_t size, std::span<const std::int64_t> buckets);
+// The same, but `size` stays where its bucket is one of `unpadded`.
+std::int64_t padded(std::int64_t size, std::span<const std::int64_t> buckets, std::span<const std::int64_t> unpadded);
 
 class Lookup {
  public:

@@ -46,6 +46,20 @@ BOOST_AUTO_TEST_CASE(lookup_vectors) {
   }
 }
 
+std::vector<std::int64_t> integers(const json::value& list) {
+  std::vector<std::int64_t> found;
+  for (const auto& item : list.as_array()) found.push_back(item.as_int64());
+  return found;
+}
+
+BOOST_AUTO_TEST_CASE(padding_vectors) {
+  const json::value vectors = mctl::vectors("contract/lookup.json");
+  for (const auto& item : vectors.at("padded").as_array()) {
+    const auto got = padded(item.at("size").as_int64(), integers(item.at("buckets")), integers(item.at("unpadded")));
+    BOOST_TEST(got == item.at("padded").as_int64(), item.at("why").as_string());
+  }
+}
+
 BOOST_AUTO_TEST_CASE(without_a_choice_the_first_variant_runs) {
   json::value vectors = mctl::vectors("contract/lookup.json");
   for (const char* left : {R"({"machine": {"cpu": "", "cores": 1}, "noise": 0, "choices": []})", "null"}) {
