@@ -150,10 +150,13 @@ class Pace:
 
     # --- arrivals ------------------------------------------------------------------------------------------------
 
-    def estimate(self, key: str, kind: str, rows: int, free_after_us: Sequence[int]) -> Estimate:
-        """`free_after_us`: how long each live instance still has to run (rule 11)."""
-        waiting = self._waiting.get(key, _Waiting(kind))
-        others, full = self.work_us - waiting.work_us, self.cost(kind, self.limit)
+    def estimate(
+        self, key: str, kind: str, rows: int, free_after_us: Sequence[int], *, first: bool = False
+    ) -> Estimate:
+        """`free_after_us`: how long each live instance still has to run (rule 11); `first`: it is before all that waits
+        (rule 18)."""
+        waiting = _Waiting(kind) if first else self._waiting.get(key, _Waiting(kind))
+        others, full = 0 if first else self.work_us - waiting.work_us, self.cost(kind, self.limit)
         ahead, before_last = waiting.rows // self.limit, (waiting.rows + rows - 1) // self.limit
         own = waiting.rows + rows - before_last * self.limit
         cost = max(self.cost(kind, own), self.cost(kind, min(self._last.get(kind, 0), self.limit)))

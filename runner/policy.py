@@ -6,19 +6,21 @@ microseconds on one clock; everything counts rows.
 1.  `limit`, the most rows of a batch, is max_batch_size, or the last of allowed_batch_sizes if that is smaller; with a
     latency target it is less for the time being (rules 9 to 15, in pace.py). A batch is padded up to the first allowed
     size that holds it, its bucket; without allowed sizes, or where the bucket is one of unpadded_sizes, it is not.
-2.  An arrival of more rows than `limit` is split into chunks of `limit` rows and a rest, which queue next to each other
-    as requests of their own with the arrival's key, time and deadline. It is answered when its last chunk is.
+2.  An arrival of more rows than `limit` is split into chunks of `limit` rows and a rest, which queue as requests of
+    their own with the arrival's key, time and deadline. It is answered when its last chunk is.
 3.  A request has expired when `deadline <= now`. Expired ones leave the queue before anything else is looked at; they
     never reach the model. An answer that comes at or after the deadline counts as expired too.
 4.  An arrival is refused at once if the rows that wait plus all its own are more than max_queue_size, if the queue
-    drains, or if it would be answered too late (rule 12). Rows that run don't count.
-5.  A key's candidate batch: its requests in order of arrival, from the oldest, up to `limit` rows. It ends at the first
-    that does not fit: later and smaller ones don't overtake. It is full if it has `limit` rows or such a one exists.
-    The oldest always fits: it may have more rows than a limit that went down since it queued.
+    drains, or if it would be answered too late (rule 12). Rows that run don't count. Of several clients, one that has
+    less than its share of the queue is let in at the cost of the one that has most (rules 16 to 18, in shares.py).
+5.  A key's candidate batch: its requests in the order of the queue, which is that of arrival where there is one client
+    (rule 16), up to `limit` rows. It ends at the first that does not fit: later and smaller ones don't overtake. It is
+    full if it has `limit` rows or such a one exists. The first always fits: it may have more rows than a limit that
+    went down since it queued.
 6.  While an instance is free, the first rule that holds starts a key's candidate, and names the reason:
     `full`; `drain` (the queue drains); `idle` (max_queue_delay is 0); `delay` (its oldest request arrived
-    max_queue_delay ago, or longer). If several keys may start, the one with the oldest request does (the one that
-    queued first, of equal arrivals). A younger key's full batch does not wait for an older key's delay.
+    max_queue_delay ago, or longer). If several keys may start, the one that is first in the queue does. A later key's
+    full batch does not wait for an earlier key's delay.
 7.  Otherwise sleep until the next arrival or completion, the end of a key's delay (only if an instance is free), or the
     next deadline, whichever is first.
 8.  At one moment: expired requests leave, then draining begins, then arrivals queue in order, then completions free
@@ -30,6 +32,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from ..bundle_format.errors import UsageError
+from ..bundle_format.lookup import padded
 
 Reason = Literal["full", "drain", "idle", "delay"]
 
@@ -68,8 +71,7 @@ class Settings:
 
     def padded(self, rows: int) -> int:
         """Rows of a batch after padding."""
-        size = next((size for size in self.allowed_batch_sizes if size >= rows), rows)
-        return rows if size in self.unpadded_sizes else size
+        return padded(rows, self.allowed_batch_sizes, self.unpadded_sizes)
 
     def admits(self, waiting: int, rows: int) -> bool:
         """Whether an arrival may queue behind `waiting` rows."""
@@ -124,7 +126,7 @@ def decide(
     draining: bool = False,
     room: bool = False,
 ) -> Decision[R]:
-    """The next thing to do with `queue`, which is in order of arrival, and `free` instances that have nothing to do.
+    """The next thing to do with `queue` and `free` instances that have nothing to do.
 
     `room`: if none is free, one can hold a batch until it is: only one that waiting cannot improve starts.
     """
@@ -133,7 +135,7 @@ def decide(
     wakes = [min(r.deadline_us for r in alive)] if alive else []
     if free > 0 or room:
         for requests, full in _candidates(limit, alive):
-            opens = requests[0].arrival_us + settings.max_queue_delay_us
+            opens = min(r.arrival_us for r in requests) + settings.max_queue_delay_us
             if not free and not full:
                 continue
             if full or draining or opens <= now_us:
@@ -147,7 +149,7 @@ def decide(
 
 
 def _candidates(limit: int, queue: Iterable[R]) -> list[tuple[tuple[R, ...], bool]]:
-    """Each key's next batch and whether it is full; the key with the oldest request first."""
+    """Each key's next batch and whether it is full; the key that is first in the queue first."""
     taken: dict[str, list[R]] = {}
     rows: dict[str, int] = {}
     full: set[str] = set()

@@ -1,11 +1,13 @@
 """Runs the batching policy over a trace of arrivals, on instances whose batches cost what they are said to."""
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from .pace import Formed, Pace, Size
 from .policy import Batch, Reason, Request, Settings, chunks, decide
+from .shares import Client, Shares
 
 Status = Literal["ok", "rejected", "expired"]
 
@@ -29,6 +31,7 @@ class Arrival:
     rows: int = 1
     key: str = ""  # its kind, too
     timeout_us: int | None = None  # None: the default
+    client: Client = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,14 @@ def simulate(
     return _Simulation(settings, costs, arrivals, instances, drain_at_us, Pace(settings, seeds), ahead).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting(Request):
+    """`id` is the arrival's index."""
+
+    client: Client
+    turn: int
+
+
 @dataclass(slots=True)
 class _Instance:
     batch: Formed | None = None  # what it runs, or ran last
@@ -91,7 +102,7 @@ class _Instance:
     waits_us: tuple[int, ...] = ()
     busy: bool = False
     before: tuple[Formed, int] | None = None
-    next: tuple[Batch[Request], Formed] | None = None
+    next: tuple[Batch[_Waiting], Formed] | None = None
 
 
 class _Simulation:
@@ -109,10 +120,11 @@ class _Simulation:
         self.pace, self.ahead = pace, ahead
         self.instances = [_Instance() for _ in range(instances)]
         self.arrived = 0
-        self.queue: list[Request] = []
+        self.queue: list[_Waiting] = []
+        self.shares = Shares()
         self.batches: list[Started] = []
         self.limits = [Changed(0, pace.limit)] if pace.limit != settings.limit else []
-        self.rejected: set[int] = set()
+        self.rejected: dict[int, int] = {}  # and when
         self.unserved: set[int] = set()  # a chunk expired in the queue
         self.done_us: dict[int, int] = {}  # when the last chunk that ran was done
 
@@ -149,28 +161,56 @@ class _Simulation:
             nexts.append(self.drain_at_us)
         return min(nexts, default=None)
 
-    def drop(self, expired: tuple[Request, ...]) -> None:
-        self.queue = [r for r in self.queue if r not in expired]
+    def drop(self, expired: tuple[_Waiting, ...]) -> None:
         self.unserved.update(r.id for r in expired)
-        for request in expired:
+        self.remove(expired)
+
+    def remove(self, requests: Sequence[_Waiting]) -> None:
+        """They wait no longer."""
+        gone = set(map(id, requests))
+        self.queue = [r for r in self.queue if id(r) not in gone]
+        for request in requests:
             self.pace.left(request.key, request.rows)
+            self.shares.leave(request.client, request.rows)
 
     def arrive(self, index: int, draining: bool, now: int) -> None:
         arrival = self.arrivals[index]
-        timeout = self.settings.default_timeout_us if arrival.timeout_us is None else arrival.timeout_us
-        if draining or not self.settings.admits(self.pace.rows, arrival.rows):
-            self.rejected.add(index)
+        if draining or not self.let_in(arrival, now):
+            self.rejected[index] = now
             return
-        stated = arrival.timeout_us is not None
-        estimate = self.pace.estimate(arrival.key, arrival.key, arrival.rows, self.free_after(now))
-        if estimate.too_late(self.pace.time_us(timeout, stated)):
-            self.pace.refused(arrival.key, stated)
-            self.note_limit(now)
-            self.rejected.add(index)
-            return
+        self.make_room(arrival.rows, now)
         for rows in chunks(self.pace.limit, arrival.rows):
-            self.queue.append(Request(index, arrival.at_us, arrival.at_us + timeout, rows, arrival.key))
+            turn = self.shares.join(arrival.client, rows)
+            deadline = arrival.at_us + self.timeout_of(arrival)
+            request = _Waiting(index, arrival.at_us, deadline, rows, arrival.key, arrival.client, turn)
+            insort(self.queue, request, key=lambda waiting: waiting.turn)
             self.pace.joined(arrival.key, arrival.key, rows)
+
+    def let_in(self, arrival: Arrival, now: int) -> bool:
+        """Rules 4, 12, 17 and 18."""
+        settings, client = self.settings, arrival.client
+        if not settings.admits(self.pace.rows, arrival.rows) and not self.shares.entitled(
+            client, arrival.rows, settings.max_queue_size
+        ):
+            return False
+        stated, first = arrival.timeout_us is not None, not self.shares.waits(client)
+        estimate = self.pace.estimate(arrival.key, arrival.key, arrival.rows, self.free_after(now), first=first)
+        if not estimate.too_late(self.pace.time_us(self.timeout_of(arrival), stated)):
+            return True
+        self.pace.refused(arrival.key, stated)
+        self.note_limit(now)
+        return False
+
+    def make_room(self, rows: int, now: int) -> None:
+        """Rule 17."""
+        while not self.settings.admits(self.pace.rows, rows):
+            largest = self.shares.largest()
+            last = next(request for request in reversed(self.queue) if request.client == largest)
+            self.rejected[last.id] = now
+            self.remove([request for request in self.queue if request.id == last.id])
+
+    def timeout_of(self, arrival: Arrival) -> int:
+        return self.settings.default_timeout_us if arrival.timeout_us is None else arrival.timeout_us
 
     def free_after(self, now: int) -> list[int]:
         """By the costs that are known, not by those that are true."""
@@ -184,17 +224,17 @@ class _Simulation:
             times.append(left)
         return times
 
-    def take(self, instance: _Instance, batch: Batch[Request], now: int) -> None:
-        self.queue = [r for r in self.queue if all(r is not taken for taken in batch.requests)]
-        key = batch.requests[0].key
-        self.pace.left(key, batch.rows)
-        formed = self.pace.formed(key, batch.rows, batch.reason == "full")
+    def take(self, instance: _Instance, batch: Batch[_Waiting], now: int) -> None:
+        self.remove(batch.requests)
+        for request in batch.requests:
+            self.shares.started(request.turn)
+        formed = self.pace.formed(batch.requests[0].key, batch.rows, batch.reason == "full")
         if instance.busy:
             instance.next = batch, formed
         else:
             self.start(instance, batch, formed, now)
 
-    def start(self, instance: _Instance, batch: Batch[Request], formed: Formed, now: int) -> None:
+    def start(self, instance: _Instance, batch: Batch[_Waiting], formed: Formed, now: int) -> None:
         cost = next(c for c in reversed(self.costs) if c.from_us <= now)
         ids = tuple(r.id for r in batch.requests)
         self.batches.append(Started(now, ids, batch.rows, batch.padded, batch.reason))
@@ -222,9 +262,8 @@ class _Simulation:
     def completion(self, index: int) -> Completion:
         arrival = self.arrivals[index]
         if index in self.rejected:
-            return Completion(index, arrival.at_us, "rejected")
-        timeout = self.settings.default_timeout_us if arrival.timeout_us is None else arrival.timeout_us
-        deadline = arrival.at_us + timeout
+            return Completion(index, self.rejected[index], "rejected")
+        deadline = arrival.at_us + self.timeout_of(arrival)
         if index in self.unserved or self.done_us[index] >= deadline:
             return Completion(index, deadline, "expired")
         return Completion(index, self.done_us[index], "ok")

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from ipaddress import ip_network
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ class _Logged(msgspec.Struct):
     time: datetime  # when it was answered
     total_us: int
     rows: int = 0  # 0: it was no inference
+    client: str = ""  # address and port
 
 
 def read_arrivals(path: Path) -> list[Arrival]:
@@ -33,9 +35,10 @@ def read_arrivals(path: Path) -> list[Arrival]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read `{path}`: {getattr(error, 'strerror', None) or error}") from None
     found = []
+    clients: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         try:
-            found += [arrival] if (arrival := _arrival(line.strip())) else []
+            found += [arrival] if (arrival := _arrival(line.strip(), clients)) else []
         except (ValueError, OverflowError, msgspec.MsgspecError):
             hint = "a line is `MILLISECONDS [ROWS [TIMEOUT_MS]]`, or one of `mctl serve --log-requests`"
             raise UsageError(f"line {number} of `{path}` is not understood: {line[:100]}", hint) from None
@@ -43,21 +46,29 @@ def read_arrivals(path: Path) -> list[Arrival]:
         raise UsageError(f"`{path}` has {len(found)} arrivals, allowed 1..{MOST}")
     found.sort(key=lambda arrival: arrival.at_us)
     start = found[0].at_us
-    return [Arrival(a.at_us - start, a.rows, a.key, a.timeout_us) for a in found]
+    return [replace(arrival, at_us=arrival.at_us - start) for arrival in found]
 
 
-def _arrival(line: str) -> Arrival | None:
+def _arrival(line: str, clients: dict[str, int]) -> Arrival | None:
+    """`clients`: the numbers of those that a log named so far."""
     if not line or line.startswith("#"):
         return None
     if line.startswith("{"):
         logged = msgspec.json.decode(line, type=_Logged)
         at = round(logged.time.timestamp() * 1e6) - logged.total_us
-        return Arrival(at, logged.rows) if logged.rows else None
+        client = clients.setdefault(_client_of(logged.client), len(clients))
+        return Arrival(at, logged.rows, client=client) if logged.rows else None
     at_ms, *rest = line.replace(",", " ").split()
     rows, timeout = (int(rest[0]) if rest else 1), (round(float(rest[1]) * 1000) if len(rest) > 1 else None)
     if len(rest) > 2 or rows < 1 or (timeout is not None and timeout < 1):
         raise ValueError
     return Arrival(round(float(at_ms) * 1000), rows, timeout_us=timeout)
+
+
+def _client_of(peer: str) -> str:
+    """As the server tells clients apart: by an address of IPv4, or a network of IPv6, without the port."""
+    host = peer.rpartition(":")[0].strip("[]")
+    return str(ip_network(f"{host}/64", strict=False)) if ":" in host else host
 
 
 def poisson(rate: float, seconds: float, burst: int, seed: int) -> list[Arrival]:

@@ -31,6 +31,14 @@ def test_an_access_log(tmp_path: Path) -> None:
     assert read_arrivals(tmp_path / "log") == [Arrival(0, 1), Arrival(30_000, 2)]
 
 
+def test_clients_of_an_access_log(tmp_path: Path) -> None:
+    """An address of IPv4 is a client, a network of IPv6 too, whatever the ports are."""
+    peers = ("10.0.0.1:41", "10.0.0.2:41", "10.0.0.1:42", "[2001:db8::1]:41", "[2001:db8::2]:41", "[2001:db8:1::]:41")
+    line = '{"time":"2026-01-02T03:04:05Z","client":"%s","total_us":0,"rows":1}'
+    (tmp_path / "log").write_text("\n".join(line % peer for peer in peers))
+    assert [arrival.client for arrival in read_arrivals(tmp_path / "log")] == [0, 1, 0, 2, 2, 3]
+
+
 @pytest.mark.parametrize("text", ["soon", "1 0", "1 2 0", "1 2 3 4", "{}", "", "# nothing", "nan", "inf", "1 2 inf"])
 def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace").write_text(text)

@@ -70,12 +70,8 @@ Error Batcher::full() const {
 // Refuses the latest requests of the clients that have the most; false if those have to stay.
 bool Batcher::make_room(std::int64_t rows) {
   while (!settings_.admits(waiting(), rows)) {
-    const auto gives_way = [&, client = shares_.largest()](const Waiting& request) {
-      return request.call->client == client && !request.retried;
-    };
-    const auto latest = std::find_if(queue_.rbegin(), queue_.rend(), gives_way);
-    if (latest == queue_.rend()) return false;
-    const std::shared_ptr<Call> call = latest->call;
+    const std::shared_ptr<Call> call = last_of(queue_, shares_.largest());
+    if (call == nullptr) return false;
     end(*call, full());
   }
   return true;
@@ -93,13 +89,11 @@ Status Batcher::in_time(const Call& call, const std::string& key, std::size_t ki
   return refused(estimate, time_us, time_us + late_us < timeout_us);
 }
 
-// In order of turns; whoever is alone comes last.
 void Batcher::enqueue(Waiting request) {
-  request.turn = shares_.join(request.call->client, request.rows);
+  request.client = request.call->client;
+  request.turn = shares_.join(request.client, request.rows);
   pace_.joined(request.key, request.kind, request.rows);
-  const auto before = [&](const Waiting& other) { return other.turn <= request.turn; };
-  const auto last = std::find_if(queue_.rbegin(), queue_.rend(), before);
-  queue_.insert(last.base(), std::move(request));
+  mctl::enqueue(queue_, std::move(request));
 }
 
 Status Batcher::submit(std::shared_ptr<Call> call) {

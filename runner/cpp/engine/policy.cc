@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "format/lookup.h"
+
 namespace mctl {
 namespace {
 
@@ -13,7 +15,7 @@ struct Candidate {
   std::int64_t oldest_us = 0;  // arrival
 };
 
-// Each key's next batch, the key with the oldest request first (rule 5).
+// Each key's next batch, the key that is first in the queue first (rule 5).
 std::vector<Candidate> candidates(std::int64_t limit, const Queue& queue) {
   std::vector<Candidate> found;
   for (std::size_t index = 0; index < queue.size(); ++index) {
@@ -39,19 +41,27 @@ std::int64_t BatchSettings::limit() const {
   return allowed_batch_sizes.empty() ? max_batch_size : std::min(max_batch_size, allowed_batch_sizes.back());
 }
 
-std::int64_t BatchSettings::bucket(std::int64_t rows) const {
-  const auto size = std::lower_bound(allowed_batch_sizes.begin(), allowed_batch_sizes.end(), rows);
-  return size == allowed_batch_sizes.end() ? rows : *size;
-}
+std::int64_t BatchSettings::bucket(std::int64_t rows) const { return bucket_of(rows, allowed_batch_sizes); }
 
 std::int64_t BatchSettings::padded(std::int64_t rows) const {
-  const std::int64_t size = bucket(rows);
-  return std::ranges::find(unpadded_sizes, size) == unpadded_sizes.end() ? size : rows;
+  return mctl::padded(rows, allowed_batch_sizes, unpadded_sizes);
 }
 
 std::string_view name_of(Reason reason) {
   constexpr std::string_view names[] = {"full", "delay", "idle", "drain"};
   return names[static_cast<std::size_t>(reason)];
+}
+
+void enqueue(Queue& queue, Waiting request) {
+  const auto before = [&](const Waiting& other) { return other.turn <= request.turn; };
+  const auto last = std::find_if(queue.rbegin(), queue.rend(), before);
+  queue.insert(last.base(), std::move(request));
+}
+
+std::shared_ptr<Call> last_of(const Queue& queue, Client client) {
+  const auto gives_way = [&](const Waiting& request) { return request.client == client && !request.retried; };
+  const auto last = std::find_if(queue.rbegin(), queue.rend(), gives_way);
+  return last == queue.rend() ? nullptr : last->call;
 }
 
 std::vector<Waiting> take_expired(Queue& queue, std::int64_t now_us) {

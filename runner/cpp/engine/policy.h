@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/shares.h"
 #include "format/result.h"
 
 namespace mctl {
@@ -40,7 +41,8 @@ struct Waiting {
   std::int64_t first_row = 0;  // of the call's rows
   bool retried = false;        // it was in a batch whose worker died
   std::size_t kind = 0;        // Pace's number for the key's sizes
-  std::int64_t turn = 0;       // of its client: the queue is in order of turns, then of arrival
+  Client client = 0;
+  std::int64_t turn = 0;  // of its client
 };
 
 using Queue = std::deque<Waiting>;
@@ -55,10 +57,16 @@ struct Decision {
   std::optional<std::int64_t> wake_us;  // when to look again if nothing starts; nullopt: when told
 };
 
+// Puts a request into the queue: in the order of turns, then of arrival (rule 16).
+void enqueue(Queue& queue, Waiting request);
+
+// What a client has last in the queue, if anything may make room for others (rule 17): not what was run once already.
+std::shared_ptr<Call> last_of(const Queue& queue, Client client);
+
 // Takes expired requests out of the queue, in order (rule 3).
 std::vector<Waiting> take_expired(Queue& queue, std::int64_t now_us);
 
-// What to start on a free instance (rules 5 to 7). The queue is in order of arrival and holds nothing expired.
+// What to start on a free instance (rules 5 to 7). The queue holds nothing expired.
 // `ahead`: no instance is free, but one has room to hold a batch: only a batch that waiting cannot improve starts.
 enum class Room : std::uint8_t { none, ahead, free };
 Decision decide(const BatchSettings& settings, std::int64_t limit, const Queue& queue, std::int64_t now_us, Room room,

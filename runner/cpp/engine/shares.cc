@@ -27,7 +27,9 @@ bool Shares::entitled(Client client, std::int64_t rows, std::int64_t capacity) c
 }
 
 Client Shares::largest() const {
-  const auto fewer = [](const auto& a, const auto& b) { return a.second.rows < b.second.rows; };
+  const auto fewer = [](const auto& a, const auto& b) {
+    return a.second.rows != b.second.rows ? a.second.rows < b.second.rows : a.first > b.first;
+  };
   const auto found = std::max_element(clients_.begin(), clients_.end(), fewer);
   return found == clients_.end() ? 0 : found->first;
 }

@@ -1,9 +1,5 @@
-// Who comes next: clients share the queue by rows, however many connections each of them has.
-//
-// Start-time fair queueing (Goyal, Vin and Cheng, 1996) of clients with equal weights. A request's turn is the number
-// of rows that its client has had before it since both were last served alike; lower turns go first. Where there is
-// one client, turns only grow, and the queue stays in order of arrival. A client gets its equal share of a full queue
-// at the cost of the client that has the most of it.
+// Who comes next: clients share the queue by rows, however many connections each of them has. Mirrors runner/shares.py,
+// whose docstring numbers the rules; tests/vectors/batching/*.json runs both.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +19,7 @@ class Shares {
   bool waits(Client client) const { return clients_.contains(client); }
   // Would `rows` more leave the client within its equal share of a queue for `capacity` rows?
   bool entitled(Client client, std::int64_t rows, std::int64_t capacity) const;
-  Client largest() const;  // the client with the most rows, while there is one
+  Client largest() const;  // the client with the most rows, while there is one; of equal ones the lowest number
 
  private:
   struct Share {

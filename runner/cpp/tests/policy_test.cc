@@ -19,7 +19,8 @@ namespace json = boost::json;
 struct Arrival : Call {
   void finished(const Error*) override {}
   std::int64_t index = 0, done_us = 0;
-  bool rejected = false, unserved = false;
+  std::optional<std::int64_t> rejected_us;
+  bool unserved = false;
 };
 
 struct Cost {
@@ -43,6 +44,7 @@ struct Simulation {
   std::vector<std::string> keys;
   std::size_t arrived = 0;
   Queue queue;
+  Shares shares;
   json::array batches, limits;
   std::int64_t told_limit = 0;
 
@@ -88,6 +90,7 @@ struct Simulation {
     arrival->arrival_ns = item.at("at_us").as_int64();  // both in microseconds here
     arrival->deadline_ns = arrival->arrival_ns + (timeout ? timeout->as_int64() : settings.default_timeout_us);
     arrival->deadline_stated = timeout != nullptr;
+    if (const auto* client = item.if_contains("client")) arrival->client = client->to_number<Client>();
     arrivals.push_back(arrival);
     keys.emplace_back(item.at("key").as_string());
   }
@@ -99,7 +102,7 @@ struct Simulation {
   std::optional<std::int64_t> step(std::int64_t now) {
     for (const Waiting& request : take_expired(queue, now)) {
       arrival_of(request).unserved = true;
-      pace->left(request.key, request.rows);
+      left(request);
     }
     const bool draining = drain_at && *drain_at <= now;
     for (; arrived < arrivals.size() && arrivals[arrived]->arrival_ns <= now; ++arrived) arrive(arrived, draining, now);
@@ -131,20 +134,41 @@ struct Simulation {
     const auto& arrival = arrivals[index];
     const std::string& key = keys[index];
     const std::size_t kind = pace->kind(key);
-    arrival->rejected = draining || !settings.admits(pace->rows(), arrival->rows);
-    if (arrival->rejected) return;
+    const bool admitted = settings.admits(pace->rows(), arrival->rows) ||
+                          shares.entitled(arrival->client, arrival->rows, settings.max_queue_size);
+    arrival->rejected_us = now;
+    if (draining || !admitted) return;
     const std::int64_t timeout = arrival->deadline_ns - arrival->arrival_ns;
-    const Estimate estimate = pace->estimate(key, kind, arrival->rows, free_after(now));
+    const bool first = !shares.waits(arrival->client);
+    const Estimate estimate = pace->estimate(key, kind, arrival->rows, free_after(now), first);
     if (estimate.too_late(pace->time_us(timeout, arrival->deadline_stated))) {
-      arrival->rejected = true;
       pace->refused(kind, arrival->deadline_stated);
       return note_limit(now);
     }
+    arrival->rejected_us.reset();
+    make_room(arrival->rows, now);
     for (std::int64_t row = 0; row < arrival->rows; row += pace->limit()) {
       const std::int64_t rows = std::min(pace->limit(), arrival->rows - row);
-      queue.push_back({arrival->arrival_ns, arrival->deadline_ns, rows, key, arrival, row, false, kind});
+      const Client client = arrival->client;
+      const std::int64_t turn = shares.join(client, rows);
+      enqueue(queue, {arrival->arrival_ns, arrival->deadline_ns, rows, key, arrival, row, false, kind, client, turn});
     }
     pace->joined(key, kind, arrival->rows);
+  }
+
+  // It waits no longer.
+  void left(const Waiting& request) {
+    pace->left(request.key, request.rows);
+    shares.leave(request.client, request.rows);
+  }
+
+  void make_room(std::int64_t rows, std::int64_t now) {
+    while (!settings.admits(pace->rows(), rows)) {
+      const auto call = last_of(queue, shares.largest());
+      BOOST_REQUIRE(call != nullptr);
+      static_cast<Arrival&>(*call).rejected_us = now;
+      std::erase_if(queue, [&](const Waiting& request) { return request.call == call && (left(request), true); });
+    }
   }
 
   // By the costs that are known, not by those that are true.
@@ -164,7 +188,6 @@ struct Simulation {
         std::ranges::find_if(costs.rbegin(), costs.rend(), [&](const Cost& c) { return c.from_us <= now; });
     const Waiting& first = queue[decision.batch.front()];
     const Formed formed = pace->formed(first.kind, decision.rows, decision.reason == Reason::full);
-    pace->left(first.key, decision.rows);
     instance.ahead = instance.batch;
     instance.batch = Ran{formed, cost->fixed_us + cost->per_row_us * formed.padded};
     instance.began_us = now;
@@ -176,6 +199,8 @@ struct Simulation {
       Arrival& arrival = arrival_of(queue[index]);
       arrival.done_us = std::max(arrival.done_us, now + instance.batch->took_us);
       instance.waits_us.push_back(now - queue[index].arrival_us);
+      left(queue[index]);
+      shares.started(queue[index].turn);
     }
     batches.push_back({{"start_us", now},
                        {"requests", requests},
@@ -203,8 +228,8 @@ struct Simulation {
     json::array list;
     for (const auto& arrival : arrivals) {
       const bool late = arrival->unserved || arrival->done_us >= arrival->deadline_ns;
-      const auto at = arrival->rejected ? arrival->arrival_ns : late ? arrival->deadline_ns : arrival->done_us;
-      const auto* status = arrival->rejected ? "rejected" : late ? "expired" : "ok";
+      const auto at = arrival->rejected_us.value_or(late ? arrival->deadline_ns : arrival->done_us);
+      const auto* status = arrival->rejected_us ? "rejected" : late ? "expired" : "ok";
       list.push_back({{"request", arrival->index}, {"at_us", at}, {"status", status}});
     }
     return list;
