@@ -18,6 +18,7 @@ import msgspec
 
 from ..bundle_format.errors import HostError
 
+SPIN_COUNT = "3000"  # of idle OpenMP threads; runner/cpp/model/host_library.cc says why, and has the same
 _LOAD_SECONDS = 600.0  # torch.compile may have to compile
 _CALL_SECONDS = 600.0
 
@@ -65,7 +66,7 @@ class Stopwatch:
         self.name, self.threads = name, threads
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if "OMP_WAIT_POLICY" not in environment:  # as in the server; who is not measured now must not spin for long
-            environment.setdefault("GOMP_SPINCOUNT", "3000")
+            environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )

@@ -4,6 +4,10 @@
 // with zeros. In bfloat16 two inputs lie side by side, [ceil(n / 32)][ceil(k / 2)][32][2], and where k is odd a zero
 // follows the last one: a pair is an element like a float, and there are half as many. Sums are made in the order of k,
 // one for each element: a row's result depends neither on the rows beside it nor on the number of threads.
+//
+// The shim has products and attention of its own (runner/cpp/shim/tiles.h): they take operands of any dtype and strides
+// as libtorch does, pack them at each call, and are chosen by the CPU when they are loaded. These know their weights
+// beforehand and what follows the sums, and are compiled for one machine into a variant that needs nothing beside it.
 #pragma once
 
 #include <algorithm>

@@ -63,7 +63,7 @@ inline Floats plus_product(Floats sum, Ints x, Ints y) {
 #endif
 }
 
-// To the nearest bfloat16, of two the even one; as torch does it.
+// To the nearest bfloat16, of two the even one; as torch does it, and the runner's Bfloat16.
 inline Pair rounded(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   return x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from mctl.aoti.inductor import settings
 from mctl.aoti.torch_private import small_loops_alone
 from mctl.aoti.workspace import find_compiler
+from mctl.runner.stopwatch import SPIN_COUNT
 
 OPENMP = ctypes.CDLL("libgomp.so.1")  # that of the compiled code; torch has its own
 COLUMNS = 64
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     threads = parser.parse_args().threads
     if "GOMP_SPINCOUNT" not in os.environ:  # read when the library is loaded
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"GOMP_SPINCOUNT": "3000"})
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"GOMP_SPINCOUNT": SPIN_COUNT})
     with tempfile.TemporaryDirectory() as folder:
         for name, loop in LOOPS.items():
             kernel = Kernel(generate(loop), Path(folder))

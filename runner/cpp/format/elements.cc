@@ -1,13 +1,14 @@
 #include "format/elements.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
+
+#include "format/narrow.h"
 
 namespace mctl {
 namespace {
@@ -85,6 +86,11 @@ std::optional<std::size_t> append_numbers(std::string& out, std::span<const std:
   return std::nullopt;
 }
 
+template <class T>
+float widened(T value) {
+  return static_cast<float>(value);
+}
+
 void append_booleans(std::string& out, std::span<const std::byte> data) {
   for (std::size_t i = 0; i < data.size(); ++i) {
     if (i) out += ',';
@@ -141,8 +147,8 @@ bool store(Dtype dtype, double value, std::byte* to) {
 
 std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::span<const std::byte> data) {
   if (dtype == Dtype::boolean) return append_booleans(out, data), std::nullopt;
-  if (dtype == Dtype::f16) return append_numbers<std::uint16_t>(out, data, widen_half);
-  if (dtype == Dtype::bf16) return append_numbers<std::uint16_t>(out, data, widen_bfloat);
+  if (dtype == Dtype::f16) return append_numbers<Float16>(out, data, widened<Float16>);
+  if (dtype == Dtype::bf16) return append_numbers<Bfloat16>(out, data, widened<Bfloat16>);
   return with_type(dtype, [&]<class T>(T) { return append_numbers<T>(out, data, [](T value) { return value; }); });
 }
 
@@ -160,15 +166,5 @@ std::uint16_t narrow(double value, int exponent_bits, int mantissa_bits) {
   const std::uint32_t bits = units + (static_cast<std::uint32_t>(exponent + bias - 1) << mantissa_bits);
   return sign | static_cast<std::uint16_t>(bits);
 }
-
-float widen_half(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
-  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
-  if (exponent == 31) return mantissa ? std::numeric_limits<float>::quiet_NaN() : sign * HUGE_VALF;
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
-  return sign * std::ldexp(static_cast<float>(mantissa | 1024), exponent - 25);
-}
-
-float widen_bfloat(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
 }  // namespace mctl

@@ -32,7 +32,5 @@ std::optional<std::size_t> append_elements(std::string& out, Dtype dtype, std::s
 
 // The bits of a float with so many exponent and mantissa bits (binary16: 5 and 10; bfloat16: 8 and 7).
 std::uint16_t narrow(double value, int exponent_bits, int mantissa_bits);
-float widen_half(std::uint16_t bits);
-float widen_bfloat(std::uint16_t bits);
 
 }  // namespace mctl

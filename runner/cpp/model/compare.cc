@@ -1,39 +1,23 @@
 #include "model/compare.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <type_traits>
+
+#include "format/narrow.h"
 
 namespace mctl {
 namespace {
 
-struct Half {
-  std::uint16_t bits;
-};
-struct Brain {
-  std::uint16_t bits;
-};
-
 template <class T>
 double real(T value) {
-  return static_cast<double>(value);
+  if constexpr (std::is_class_v<T>)
+    return static_cast<float>(value);
+  else
+    return static_cast<double>(value);
 }
-
-// IEEE 754 binary16.
-double real(Half value) {
-  const int exponent = value.bits >> 10 & 31;
-  const int fraction = value.bits & 1023;
-  double size = std::ldexp(exponent == 0 ? fraction : fraction + 1024, (exponent == 0 ? 1 : exponent) - 25);
-  if (exponent == 31)
-    size = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  return value.bits >> 15 ? -size : size;
-}
-
-// The upper half of a binary32.
-double real(Brain value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
 
 template <class T>
 T element(std::span<const std::byte> data, std::size_t index) {
@@ -131,9 +115,9 @@ std::string difference(Dtype dtype, std::span<const std::byte> got, std::span<co
     case Dtype::i64:
       return integer_difference<std::int64_t>(got, wanted, tolerance);
     case Dtype::f16:
-      return float_difference<Half>(got, wanted, tolerance, floor_of(dtype));
+      return float_difference<Float16>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::bf16:
-      return float_difference<Brain>(got, wanted, tolerance, floor_of(dtype));
+      return float_difference<Bfloat16>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::f32:
       return float_difference<float>(got, wanted, tolerance, floor_of(dtype));
     case Dtype::f64:
