@@ -39,6 +39,13 @@ def installed() -> str:
     return f"torch {torch.__version__}"
 
 
+def _of(owner: Any, name: str) -> Any:
+    """A part without which there is no bundle; CompileError where this torch lacks it."""
+    if not hasattr(owner, name):
+        raise unknown(f"has no `{name}` where this mctl looks for it")
+    return getattr(owner, name)
+
+
 def unknown(what: str, way_round: str = "") -> CompileError:
     """This torch is another inside."""
     tested = f"use one that this mctl was tested with: {', '.join(TORCH_TESTED)}"
@@ -53,11 +60,9 @@ def options() -> Mapping[str, Any]:
 
     Touches: `torch._inductor.config.get_config_copy`.
     Why: `--inductor KEY=VALUE` is checked before a child process compiles for a minute.
-    Otherwise: AttributeError, since nothing can be compiled without options.
+    Otherwise: CompileError, since nothing can be compiled without options.
     """
-    from torch._inductor import config
-
-    return config.get_config_copy()  # type: ignore[no-any-return]
+    return _of(_config(), "get_config_copy")()  # type: ignore[no-any-return]
 
 
 def option_type(key: str) -> Any:
@@ -65,11 +70,15 @@ def option_type(key: str) -> Any:
 
     Touches: `torch._inductor.config.get_type`.
     Why: the text of `--inductor KEY=VALUE` becomes a value of that type.
-    Otherwise: AttributeError.
+    Otherwise: CompileError.
     """
+    return _of(_config(), "get_type")(key)
+
+
+def _config() -> Any:
     from torch._inductor import config
 
-    return config.get_type(key)
+    return config
 
 
 def c_functions(declarations: dict[Any, list[str]]) -> dict[str, Any]:
@@ -119,14 +128,16 @@ def compile_library(
     Touches: `torch._inductor.aot_compile`, which gives paths and one mapping of weights for
     `package_constants_on_disk_format`.
     Why: `torch._inductor.aoti_compile_and_package` would put the constants into an archive of its own.
-    Otherwise: CompileError, by what it raises.
+    Otherwise: CompileError.
     """
     import torch
 
     files = torch._inductor.aot_compile(module, args, kwargs, options=settings)
-    library = next(file for file in files if isinstance(file, str) and file.endswith(".so"))
+    libraries = [file for file in files if isinstance(file, str) and file.endswith(".so")]
+    if not libraries:
+        raise unknown("gives no library where this mctl looks for it")
     weights: dict[str, Any] = next((file for file in files if not isinstance(file, str)), {})
-    return library, {name: tensor for name, (tensor, _) in weights.items()}
+    return libraries[0], {name: tensor for name, (tensor, _) in weights.items()}
 
 
 @contextmanager
@@ -165,7 +176,7 @@ class Lowered:
     and of these `ExternKernel.cpp_kernel_name`, `use_runtime_dispatch`, `op_overload` and `origins`.
     Why: which constant of the library is which of the model and which of them it writes to, and where in the model the
     operators come from that are not compiled.
-    Otherwise: AttributeError for the constants, without which there is no bundle; callers are left out, and noted.
+    Otherwise: CompileError for the constants, without which there is no bundle; callers are left out, and noted.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -173,16 +184,17 @@ class Lowered:
 
     def constants(self) -> "dict[str, Tensor]":
         """By the names of the program, which those that inductor folded no longer have."""
-        folded = self._graph.folded_constants
-        return {name: tensor for name, tensor in self._graph.constants.items() if name not in folded}
+        folded = _of(self._graph, "folded_constants")
+        return {name: tensor for name, tensor in _of(self._graph, "constants").items() if name not in folded}
 
     def library_names(self) -> dict[str, str]:
         """What the library calls each of them."""
-        return {name: self._graph.allocated_constant_name[name] for name in self.constants()}
+        names = _of(self._graph, "allocated_constant_name")
+        return {name: names[name] for name in self.constants()}
 
     def written(self) -> set[str]:
         """Those that the model changes, by the names of the program."""
-        return set(self._graph.mutated_buffers) & self.constants().keys()
+        return set(_of(self._graph, "mutated_buffers")) & self.constants().keys()
 
     def callers(self, note: Note) -> dict[str, tuple[str, ...]]:
         """For each operator that is not compiled ("convolution"): where it is called, "stem.0 at model.py:7"."""

@@ -57,6 +57,13 @@ def test_a_compiler_that_takes_something_else_is_an_error(monkeypatch: pytest.Mo
         pass
 
 
+def test_a_graph_of_another_kind_is_an_error() -> None:
+    graph = torch_private.Lowered(SimpleNamespace(constants={}))
+    for look in (graph.constants, graph.library_names, graph.written):
+        with pytest.raises(CompileError, match=rf"{re.escape(TORCH)} has no `\w+` where this mctl looks for it"):
+            look()
+
+
 def test_callers_that_torch_does_not_say_are_noted() -> None:
     notes: list[str] = []
     assert torch_private.Lowered(SimpleNamespace()).callers(notes.append) == {}
