@@ -31,6 +31,7 @@ def test_what_can_be_read(server: Server) -> None:
     assert model["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 10]}]
     assert model["properties"]["batch_dim"] == "batch"
     assert model["properties"]["dims"] == {"batch": {"min": 1, "max": 64, "multiple": 1}}
+    assert model["properties"]["max_request_rows"] == 256
     assert model["properties"]["buckets"] == {"batch": [1, 2, 4, 8, 16, 32, 64]}
     assert len(model["properties"]["digest"]) == 64
     assert server.request("/v2/models/mlp/ready").json() == {"name": "mlp", "ready": True}

@@ -20,7 +20,8 @@ json::array tensors(std::span<const Tensor> tensors) {
   return list;
 }
 
-json::object properties(const Manifest& manifest) {
+json::object properties(const Listed& model) {
+  const Manifest& manifest = model.manifest;
   const Contract& contract = manifest.contract;
   json::object dims, ranges, signatures, buckets;
   for (const Dim& dim : contract.dims) {
@@ -37,6 +38,7 @@ json::object properties(const Manifest& manifest) {
                    {"signatures", std::move(signatures)},
                    {"buckets", std::move(buckets)},
                    {"digest", manifest.digest}};
+  if (contract.batch_dim) all["max_request_rows"] = model.max_request_rows;
   all["batch_dim"] = contract.batch_dim ? json::value(contract.dims[*contract.batch_dim].name) : json::value();
   return all;
 }
@@ -97,7 +99,7 @@ std::string model_metadata(const Listed& model, std::span<const std::string> ver
                                      {"platform", "torch_aoti"},
                                      {"inputs", tensors(model.manifest.contract.inputs)},
                                      {"outputs", tensors(model.manifest.contract.outputs)},
-                                     {"properties", properties(model.manifest)}});
+                                     {"properties", properties(model)}});
 }
 
 std::string front_page(std::span<const Listed> models, const std::string& url, bool token, bool as_json) {

@@ -14,6 +14,7 @@ std::string server_metadata();  // GET /v2
 struct Listed {
   std::string_view name, version;
   const Manifest& manifest;
+  std::int64_t max_request_rows;  // more than a batch's: they are split
 };
 
 // GET /v2/models/M: of one version, with the names of all.

@@ -99,6 +99,10 @@ std::vector<Counted> counted(std::span<const std::shared_ptr<ServedModel>> model
   return all;
 }
 
+Listed listed_as(const ServedModel& model) {
+  return {model.name(), model.version(), model.manifest(), model.max_request_rows()};
+}
+
 }  // namespace
 
 Router::Router(const Models& models, RouterSettings settings)
@@ -201,7 +205,7 @@ Answer Router::model(const Head& head, Path path) const {
 Answer Router::metadata(const ServedModel& model) const {
   std::vector<std::string> versions;
   for (const auto& version : models_.versions(model.name())) versions.push_back(version->version());
-  return with_body(model_metadata({model.name(), model.version(), model.manifest()}, versions));
+  return with_body(model_metadata(listed_as(model), versions));
 }
 
 std::vector<Counted> Router::with_gauges() const {
@@ -231,7 +235,7 @@ Answer Router::health() const {
 Answer Router::page(const Head& head) const {
   const bool json = head.accept.find("application/json") != std::string::npos;
   std::vector<Listed> listed;
-  for (const auto& model : models_.all()) listed.push_back({model->name(), model->version(), model->manifest()});
+  for (const auto& model : models_.all()) listed.push_back(listed_as(*model));
   return with_body(front_page(listed, url_, !settings_.token.empty(), json),
                    json ? "application/json" : "text/plain; charset=utf-8");
 }

@@ -18,7 +18,7 @@ DimSizes ends_of(const Contract& contract, std::int64_t Dim::* end) {
   return sizes;
 }
 
-Listed listed(const Manifest& manifest) { return {manifest.name, manifest.version, manifest}; }
+Listed listed(const Manifest& manifest) { return {manifest.name, manifest.version, manifest, 1}; }
 
 std::string metadata_of(const Manifest& manifest) {
   const std::string versions[] = {manifest.version};
