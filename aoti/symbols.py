@@ -25,10 +25,6 @@ class Imports:
         """Operators that were not compiled: "convolution"."""
         return operators(self.torch)
 
-    @property
-    def sleef(self) -> tuple[str, ...]:
-        return tuple(name for name in self.torch if name.startswith("Sleef_"))
-
 
 def read_imports(path: Path, by_name: Iterable[str] = ()) -> Imports:
     """Reads the dynamic symbols of an ELF library; a library of another format tells nothing. `by_name`: the operators

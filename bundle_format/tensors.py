@@ -150,11 +150,6 @@ def dump(tensors: Mapping[str, Tensor]) -> list[Buffer]:
     return pieces
 
 
-def save_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """A small safetensors file in memory."""
-    return b"".join(bytes(piece) for piece in dump(tensors))
-
-
 def save_file(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file on disk, whole or not at all."""
     with atomic(Path(path)) as file:

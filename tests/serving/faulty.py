@@ -87,7 +87,7 @@ def bundle(
     for number, x in enumerate(golden):
         case = Golden(name=f"case{number}", member=f"{GOLDEN}case{number}.safetensors", dims={"batch": len(x)})
         stored = {"input.x": ("int64", x.shape, x.data), "output.y": ("int64", (len(x), 1), right(x).data)}
-        members.append((case.member, tensors.save_bytes(stored)))
+        members.append((case.member, tensors.dump(stored)))
         cases.append(case)
     machine = platform.machine()
     manifest = Manifest(

