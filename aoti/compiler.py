@@ -5,7 +5,6 @@ import importlib.util
 import mmap
 import os
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +23,17 @@ from ..bundle_format.dependencies import oldest_glibc, oldest_glibcxx, read_depe
 from ..bundle_format.errors import CompileError, UsageError
 from ..bundle_format.interface import operators
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, TOKENIZER, VARIANTS, WEIGHTS
-from ..bundle_format.manifest import GENERATE, ConstantRef, Manifest, Producer, Tuning, Variant, needing
+from ..bundle_format.manifest import (
+    GENERATE,
+    ConstantRef,
+    Manifest,
+    Producer,
+    Tuning,
+    Variant,
+    checked_name,
+    needing,
+    with_needs,
+)
 from . import kernel_library, plan, protocol
 from .cache import Cache, default_folder, key_of
 from .process import run_child
@@ -36,8 +45,6 @@ from .workspace import Workspace, compiler_version, find_compiler, wrap_compiler
 Progress = Callable[[str], None]
 Precision = Literal["f32", "bf16", "auto"]
 Standalone = Literal["", "yes", "auto"]  # a bundle that needs no libtorch: not asked for, an error, a note otherwise
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
     machine = machine_for(options.target, compiler)
     program = archives.open_program(program_path)
     try:
-        name = _checked_name(options.name or program.manifest.name)
+        name = checked_name(options.name or program.manifest.name)
         if program.manifest.generation is not None:
             _refuse_for_generation(options)
         buckets = plan.choose_buckets(program.manifest.contract, options.buckets)
@@ -213,7 +220,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
         )
         for need, needed in (("libraries", manifest.libraries), (GENERATE, manifest.generation)):
             manifest = needing(manifest, need) if needed else manifest
-        return Staged(builder, base, manifest)
+        return Staged(builder, base, with_needs(manifest))
     except BaseException:
         builder.close()
         raise
@@ -400,14 +407,6 @@ def _producer(options: CompileOptions, compiler: list[str], machine: Machine, do
             *options.inductor,
         ),
     )
-
-
-def _checked_name(name: str) -> str:
-    if not _NAME.match(name):
-        raise UsageError(
-            f"`{name}` cannot be the name of a model", "use letters, digits, `.`, `_` and `-`, at most 128 of them"
-        )
-    return name
 
 
 def _now() -> str:

@@ -141,6 +141,82 @@ def compile_library(
 
 
 @contextmanager
+def every_size_stays(note: Note) -> Iterator[None]:
+    """Inside the block a lowering that would put a number in the place of a size that varies is not taken: the operator
+    itself is called, or, for `glu`, its parts are lowered. An operator on constants alone gets them as tensors.
+
+    Touches: `torch._inductor.lowering.lowerings`, whose functions are wrapped; `fallback_handler`, `slice_`, `mul`,
+    `sigmoid` and `_full` beside it; `SizeVarAllocator.guard_int`; `ir.Constant` and `ir.TensorBox`.
+    Why: such a library takes the example's size for every size and gives wrong numbers (adaptive pools); a power of a
+    constant that is a scalar ends in StopIteration.
+    Otherwise: noted; parity finds the numbers, and torch's own error is told.
+    """
+    import torch
+
+    try:
+        from torch._inductor import ir, lowering
+        from torch._inductor.sizevars import SizeVarAllocator
+
+        guard_int, table = SizeVarAllocator.guard_int, dict(lowering.lowerings)
+        own = {torch.ops.aten.glu.default: _glu}
+        constant, box = ir.Constant, ir.TensorBox
+        _ = lowering.fallback_handler, lowering.slice_, lowering.mul, lowering.sigmoid, lowering._full
+    except (ImportError, AttributeError) as error:
+        note(f"sizes may be fixed in silence: {installed()} lowers in a way that this mctl does not know ({error})")
+        yield
+        return
+
+    def guarded(self: Any, expression: Any) -> int:
+        if getattr(expression, "free_symbols", None) and not getattr(self.simplify(expression), "is_Integer", False):
+            raise _FixesASizeError
+        return guard_int(self, expression)  # type: ignore[no-any-return]
+
+    def wrapped(target: Any, lower: Callable[..., Any]) -> Callable[..., Any]:
+        def lowered(*args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(each, constant) for each in args) and not any(isinstance(each, box) for each in args):
+                args = tuple(_as_tensor(each) if isinstance(each, constant) else each for each in args)
+            try:
+                return lower(*args, **kwargs)
+            except _FixesASizeError:
+                way_round = own.get(target) or lowering.fallback_handler(target, add_to_fallback_set=False)
+                return way_round(*args, **kwargs)
+
+        return lowered
+
+    SizeVarAllocator.guard_int = guarded
+    lowering.lowerings.update({target: wrapped(target, lower) for target, lower in table.items()})
+    try:
+        yield
+    finally:
+        SizeVarAllocator.guard_int = guard_int
+        lowering.lowerings.update(table)
+
+
+class _FixesASizeError(CompileError):
+    def __init__(self) -> None:
+        super().__init__(
+            "torch's compiler puts the example's size in the place of one that varies",
+            "write that part of the model with other operators, or leave the dim out",
+        )
+
+
+def _as_tensor(constant: Any) -> Any:
+    from torch._inductor.lowering import _full
+
+    return _full(constant.value, constant.device, constant.dtype, [])
+
+
+def _glu(x: Any, dim: int = -1) -> Any:
+    """The first half times the sigmoid of the other: https://docs.pytorch.org/docs/stable/generated/torch.nn.GLU.html."""
+    from torch._inductor.lowering import mul, sigmoid, slice_
+    from torch.utils._sympy.functions import FloorDiv
+
+    size = x.get_size()[dim]
+    half = FloorDiv(size, 2)
+    return mul(slice_(x, dim, 0, half), sigmoid(slice_(x, dim, half, size)))
+
+
+@contextmanager
 def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) -> "Iterator[list[Lowered]]":
     """The lowered graphs of the compiles inside the block; `starting_cpp` gets each, with what torch says of operators
     outside its C interface (JSON, which is for its proxy executor and is dropped), before the C++ compiler is called.

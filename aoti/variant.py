@@ -69,6 +69,7 @@ def compile_variant(
 
     by_name: set[str] = set()
     with (
+        torch_private.every_size_stays(note),
         torch_private.small_loops_alone(note),
         torch_private.calls_by_name(lambda *call: by_name.add(write_call(*call)), note),
         torch_private.watching(starting, note) as graphs,

@@ -85,12 +85,16 @@ class Dim(Strict, frozen=True):
 
 
 class Input(Strict, frozen=True):
-    """A tensor argument. An axis is a fixed size or the name of a dim."""
+    """A tensor argument. An axis is a fixed size or the name of a dim.
+
+    `range`: smallest and largest value allowed, integer dtypes only. Either may be an expression over dims, as of an
+    output's axis: an index of one of `nodes` things is in `(0, "nodes-1")`.
+    """
 
     name: str
     dtype: Dtype
     shape: tuple[int | str, ...]
-    range: tuple[int, int] | None = None  # smallest and largest value allowed, integer dtypes only
+    range: tuple[int | str, int | str] | None = None
     pad: int | float | None = None  # the value that pads non-batch dims; None: they must not be padded
 
 
@@ -168,6 +172,12 @@ def check(
         if tensor is None:
             raise ContractError(f"missing input '{declared.name}': {signature(declared)}")
         _check_tensor(contract, declared, tensor, bound, max_rows)
+        if not _is_over_dims(declared):
+            _check_values(declared, tensor, {})
+    dims = {name: size for name, (size, _, _) in bound.items()}
+    for declared in contract.inputs:
+        if _is_over_dims(declared):  # of inputs that come later, maybe
+            _check_values(declared, tensors[declared.name], dims)
     for constant in contract.constants:
         if constants and constant.name in constants:
             given = constants[constant.name]
@@ -177,7 +187,7 @@ def check(
     for name in constants or ():
         if all(name != c.name for c in contract.constants):
             raise ContractError(f"unknown constant '{name}'")
-    return {name: size for name, (size, _, _) in bound.items()}
+    return dims
 
 
 def _check_tensor(
@@ -208,11 +218,21 @@ def _check_tensor(
             raise ContractError(
                 f"{where}: axis {axis} is {size}, but {wanted} is {first[0]} (input '{first[1]}', axis {first[2]})"
             )
-    if declared.range is not None and tensor.low is not None and tensor.high is not None:
-        low, high = declared.range
-        for value in (tensor.low, tensor.high):
-            if not low <= value <= high:
-                raise ContractError(f"{where}: value {value}, allowed {low}..{high}")
+
+
+def _is_over_dims(declared: Input) -> bool:
+    return any(names_in(bound) for bound in declared.range or ())
+
+
+def _check_values(declared: Input, tensor: TensorInfo, dims: Mapping[str, int]) -> None:
+    limits = limits_of(declared, dims)
+    if limits is None or tensor.low is None or tensor.high is None:
+        return
+    low, high = limits
+    for value in (tensor.low, tensor.high):
+        if not low <= value <= high:
+            shown = "" if limits == declared.range else f" ({range_text(declared)})"
+            raise ContractError(f"input '{declared.name}': value {value}, allowed {low}..{high}{shown}")
 
 
 def _json(value: Scalar) -> str:
@@ -252,6 +272,16 @@ def shape_of(tensor: Input | Output, dims: Mapping[str, int]) -> tuple[int, ...]
         if size < 0:
             raise ContractError(f"'{tensor.name}': axis {axis} is {size} ({tensor.shape[axis]})")
     return shape
+
+
+def limits_of(declared: Input, dims: Mapping[str, int]) -> tuple[int, int] | None:
+    """The smallest and largest value of an input at these sizes; None where any is allowed. ContractError."""
+    return declared.range and (evaluate(declared.range[0], dims), evaluate(declared.range[1], dims))
+
+
+def range_text(declared: Input) -> str:
+    """`0..nodes-1`."""
+    return "{}..{}".format(*declared.range or ("", ""))
 
 
 def nbytes(tensor: Input | Output, dims: Mapping[str, int]) -> int:
@@ -370,6 +400,7 @@ def validate(contract: Contract) -> None:
     dims = {d.name for d in contract.dims}
     for declared in contract.inputs:
         _validate_input(declared, dims)
+        _validate_range(declared, contract.dims)
     for output in contract.outputs:
         _validate_shape(f"output '{output.name}'", output.shape, dims)
     for state in contract.state:
@@ -418,16 +449,35 @@ def _validate_input(declared: Input, dims: set[str]) -> None:
             raise ContractError(f"{where} names the dim '{axis}', which is not declared")
     _validate_shape(where, declared.shape, dims)
     limits = _INTEGERS.get(declared.dtype)
-    if declared.range is not None:
-        low, high = declared.range
-        if limits is None or not max(limits[0], -(2**63)) <= low <= high <= min(limits[1], 2**63 - 1):
-            raise ContractError(f"{where} has no sound value range: {low}..{high}")
     pad = declared.pad
     if pad is not None and limits is not None:
         if isinstance(pad, float) or not max(limits[0], -MAX_PAD) <= pad <= min(limits[1], MAX_PAD):
             raise ContractError(f"{where} has the pad value {pad}, which {declared.dtype} cannot hold")
     elif pad is not None and (not -1e308 <= pad <= 1e308 or (declared.dtype == "bool" and pad not in (0, 1))):
         raise ContractError(f"{where} has the pad value {pad}, which {declared.dtype} cannot hold")
+
+
+def _validate_range(declared: Input, dims: tuple[Dim, ...]) -> None:
+    """Of integers, within their dtype where it is fixed, and not empty where all dims are smallest or all largest."""
+    if declared.range is None:
+        return
+    where = f"input '{declared.name}'"
+    for bound in declared.range:
+        if isinstance(bound, str):
+            _parsed(bound)
+            if names_in(bound) - {dim.name for dim in dims}:
+                raise ContractError(f"{where}: '{bound}' names a dim that is not declared")
+    limits = _INTEGERS.get(declared.dtype, (1, 0))  # no integers: none is in between
+    least, most = max(limits[0], -(2**63)), min(limits[1], 2**63 - 1)
+    fixed = [bound for bound in declared.range if not names_in(bound)]
+    ends = [{dim.name: dim.min for dim in dims}, {dim.name: dim.max for dim in dims}]
+    try:
+        sound = all(least <= evaluate(bound, {}) <= most for bound in fixed) and least < most
+        sound = sound and all(low <= high for low, high in (limits_of(declared, sizes) or (1, 0) for sizes in ends))
+    except ContractError:
+        sound = False
+    if not sound:
+        raise ContractError(f"{where} has no sound value range: {range_text(declared)}")
 
 
 def _validate_constant(constant: Constant) -> None:
@@ -442,7 +492,7 @@ def batch_fault(contract: Contract, batch: str) -> str | None:
     """Why requests cannot be joined along the dim `batch` by looking at the shapes alone; None if they can be.
 
     Inputs that have the dim have it as axis 0 and nowhere else; every output has `batch` or `k*batch` as axis 0 and
-    nowhere else, so that row i of the inputs owns rows k*i..k*(i+1) of the output.
+    nowhere else, so that row i of the inputs owns rows k*i..k*(i+1) of the output. No input's values are bound by it.
     """
     if batch not in {d.name for d in contract.dims}:
         return "it is not declared"
@@ -451,6 +501,8 @@ def batch_fault(contract: Contract, batch: str) -> str | None:
     for declared in contract.inputs:
         if batch in declared.shape[1:]:
             return f"input '{declared.name}' has it on an axis other than 0"
+        if any(batch in names_in(bound) for bound in declared.range or ()):
+            return f"input '{declared.name}' has it in the range of its values"
     for output in contract.outputs:
         if not output.shape or rows_per_item(output, batch) is None:
             return f"output '{output.name}' does not have it as axis 0"

@@ -21,7 +21,7 @@ PROGRAM_SCHEMA = "mctl.program/1"
 
 # What a bundle may need of its reader beyond `mctl.bundle/1`, by name. A writer adds one with `manifest.needing`.
 # The runner's list is shorter: what it cannot run yet, only Python does.
-NEEDS: tuple[str, ...] = ("libraries", "generate")
+NEEDS: tuple[str, ...] = ("libraries", "generate", "ranges-over-dims")
 
 # Limits of a reader, checked before anything is allocated.
 MAX_MEMBERS = 1 << 16  # a program of stock torch has one member a weight

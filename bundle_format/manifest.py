@@ -4,6 +4,7 @@ SPEC.md says what each field means; `mctl.bundle_format.manifest.json_schema()` 
 """
 
 import re
+import unicodedata
 from math import isfinite
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ import msgspec
 
 from . import contract as contracts
 from .contract import Contract, Strict, is_name
-from .errors import BundleError, ContractError, NewerError
+from .errors import BundleError, ContractError, NewerError, UsageError
 from .layout import (
     BUNDLE_SCHEMA,
     GOLDEN,
@@ -244,6 +245,12 @@ def needing(manifest: Manifest, need: str) -> Manifest:
     return msgspec.structs.replace(manifest, schema=NEEDING_SCHEMA, needs=needs)
 
 
+def with_needs(manifest: Manifest) -> Manifest:
+    """The manifest with what its contract needs of a reader."""
+    bounds = [bound for declared in manifest.contract.inputs for bound in declared.range or ()]
+    return needing(manifest, "ranges-over-dims") if any(isinstance(bound, str) for bound in bounds) else manifest
+
+
 def encode(manifest: Manifest) -> bytes:
     """Readable JSON, the same bytes for the same manifest."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
@@ -296,9 +303,23 @@ def _check_head(head: _Head) -> None:
             raise NewerError(f"needs `{need[:64]}`, which this mctl does not have", hint)
 
 
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+
+
+def checked_name(name: str) -> str:
+    """A model's name as a user gave it. UsageError where it cannot be one."""
+    if not _MODEL_NAME.match(name):
+        raise UsageError(
+            f"`{name}` cannot be the name of a model",
+            "use letters, digits, `.`, `_` and `-`, at most 128 of them, first a letter or digit",
+        )
+    return name
+
+
 def name_from(text: str) -> str:
-    """A name that a model may have, close to `text`: `my model` gives `my_model`."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).lstrip(".-")[:256] or "model"
+    """A name that a model may have, close to `text`: `mon modèle` gives `mon_modele`."""
+    bare = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", bare).strip("._-")[:128] or "model"
 
 
 def _validate(manifest: Manifest) -> None:

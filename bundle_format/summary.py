@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from .archive import Archive
-from .contract import DTYPES, Contract, signature
+from .contract import DTYPES, Contract, range_text, signature
 from .errors import printable
 from .interface import operators, with_callers
 from .layout import GOLDEN, ONNX, WEIGHTS
@@ -234,7 +234,7 @@ def _contract_rows(summary: Summary) -> Rows:
         rows.append(("batching", "none" + _with(": ", contract.batch_note)))
     for declared in contract.inputs:
         text = f"{declared.name} {signature(declared)}"
-        text += f", values {declared.range[0]}..{declared.range[1]}" if declared.range else ""
+        text += f", values {range_text(declared)}" if declared.range else ""
         rows.append(("input", text + (f", padded with {declared.pad}" if declared.pad is not None else "")))
     rows += [("constant", f"{constant.name} = {constant.value!r}") for constant in contract.constants]
     rows += [("output", f"{output.name} {signature(output)}") for output in contract.outputs]

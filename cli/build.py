@@ -59,7 +59,7 @@ def _export_request(options: dict[str, Any]) -> "ExportRequest":
         output_names=tuple(options["output_name"].split(",")) if options["output_name"] else (),
         libraries=tuple(options["library"]),
         onnx=options["output"].with_suffix(".onnx") if options["onnx"] else None,
-        **{name: options[name] for name in ("weights", "seed", "batch_dim", "allow_random", "embed_onnx")},
+        **{name: options[name] for name in ("weights", "seed", "name", "batch_dim", "allow_random", "embed_onnx")},
     )
 
 

@@ -39,11 +39,14 @@ def export(
     ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Of all random numbers: of the model file and of golden inputs.")] = 0,
     pad: Annotated[list[str], typer.Option(metavar="INPUT=VALUE", help="The value that fills a bucket up.")] = [],  # noqa: B006
-    range: Annotated[list[str], typer.Option(metavar="INPUT=LOW:HIGH", help="Values that an input may hold.")] = [],  # noqa: B006
+    range: Annotated[
+        list[str], typer.Option(metavar="INPUT=LOW:HIGH", help="Values that an input may hold: `0:nodes-1`.")
+    ] = [],  # noqa: B006
     batch_dim: Annotated[
         str | None, typer.Option(metavar="NAME|none", help="The dim that requests are joined along.")
     ] = None,
     output_name: Annotated[str | None, typer.Option(metavar="A,B", help="Names of the outputs, in order.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in its server's paths.")] = None,
     allow_random: Annotated[
         bool, typer.Option("--allow-random", help="Export a model that draws random numbers.")
     ] = False,
@@ -75,6 +78,7 @@ def export(
         ranges=dict(map(dims.parse_range, range)),
         pads=dict(map(dims.parse_pad, pad)),
         output_names=tuple(output_name.split(",")) if output_name else (),
+        name=name,
         batch_dim=batch_dim,
         allow_random=allow_random,
         onnx=output.with_suffix(".onnx") if onnx else None,

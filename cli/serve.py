@@ -20,6 +20,9 @@ def serve(
         Path | None, typer.Option(help="Folder of libtorch_cpu.so [that of the installed torch].")
     ] = None,
     instances: Annotated[int | None, typer.Option(help="Worker processes [1].")] = None,
+    replicate_state: Annotated[
+        bool, typer.Option("--replicate-state", help="Each instance keeps the state of the model for itself.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(help="OpenMP threads of a worker [cores / instances].")] = None,
     max_batch_size: Annotated[int | None, typer.Option(help="Rows [the contract's maximum].")] = None,
     max_queue_delay_us: Annotated[int | None, typer.Option(help="How long the oldest waits for company [0].")] = None,

@@ -14,8 +14,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..bundle_format.contract import Dim
 from .dims import Shape
-from .failures import Trace, doubtful_sizes, explain
+from .failures import Trace, doubtful_sizes, explain, relation
 from .graph import input_values
+from .held import Held, held_buffers, traced_as_buffers
 from .naming import Named, Tensors, name_outputs
 from .usercode import at, current_place, quiet
 
@@ -35,17 +36,23 @@ def capture(
     shapes: Mapping[str, Shape],
     dims: Sequence[Dim],
     copied: frozenset[str] = frozenset(),
+    *,
+    register: bool = False,
 ) -> Captured:
     """The exported program of `model`: tensors in the order of `named.tensors` in, `{output name: tensor}` out.
 
     The user's containers stay outside of the program, so that it can be read where their classes are not. The model
-    gets a copy of the inputs in `copied`. ExportError tells why the model cannot be exported as it is declared.
+    gets a copy of the inputs in `copied`. With `register`, tensors that it holds in plain objects become its buffers.
+    ExportError tells why the model cannot be exported as it is declared.
     """
     trace = Trace(dims, inputs, shapes, {dim.name: f"d{at}" for at, dim in enumerate(dims)})
-    flat = _Flat(model, named, copied, trace)
+    flat = _Flat(model, named, copied, trace, held_buffers(model, register=register))
     specs = {dim.name: _symbol(dim, unit) for dim, unit in zip(dims, trace.units.values(), strict=True)}
     try:
-        return Captured(flat.export(specs), {})
+        exported = flat.export(specs)
+        if related := relation(trace):
+            raise related
+        return Captured(exported, {})
     except Exception as error:
         doubtful = doubtful_sizes(error, trace)
         if doubtful is None:
@@ -84,7 +91,9 @@ class _Holder(nn.Module):  # type: ignore[misc]
 class _Flat:
     """The model as a function of one tensor for each input, with named tensors as its result."""
 
-    def __init__(self, model: nn.Module, named: Named, copied: frozenset[str], trace: Trace) -> None:
+    def __init__(
+        self, model: nn.Module, named: Named, copied: frozenset[str], trace: Trace, held: Sequence[Held]
+    ) -> None:
         # hooks see the arguments as the user has them, and torch takes the outputs of a graph from the graph
         inner = bool(model._forward_hooks or model._forward_pre_hooks) or isinstance(model, GraphModule)
         self.root = _Holder(model) if inner else model
@@ -92,6 +101,7 @@ class _Flat:
         self.named = named
         self.copied = copied
         self.trace = trace
+        self.held = held
 
     def export(self, specs: Mapping[str, Any]) -> ExportedProgram:
         """torch.export with one of `specs` for each dim."""
@@ -114,7 +124,8 @@ class _Flat:
             given = {name: value.clone() if name in self.copied else value for name, value in given.items()}
             args, kwargs = self.named.call(given)
             try:
-                return name_outputs(self.call(*args, **kwargs))[0]
+                with traced_as_buffers(self.held):
+                    return name_outputs(self.call(*args, **kwargs))[0]
             except Exception as error:
                 self.trace.raised = at(error)
                 raise

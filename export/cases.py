@@ -44,7 +44,9 @@ class Cases:
     def run(self, sizes: Mapping[str, int]) -> Case:
         inputs = self.inputs(sizes)
         with quiet():
-            return Case(case_name(sizes), dict(sizes), inputs, self.bind(self.models())(inputs))
+            outputs = self.bind(self.models())(inputs)
+        kept = {name: value.clone() for name, value in outputs.items()}  # one may be state, which a next case puts back
+        return Case(case_name(sizes), dict(sizes), inputs, kept)
 
     def all(self) -> Iterator[Case]:
         """The case that was traced, then the others, the smallest first.
@@ -107,8 +109,7 @@ def try_example(declared: Declared, fresh: Callable[[], nn.Module], seed: int, n
     def attempt(sizes: Mapping[str, int]) -> Tensors:
         if elements(declared.shapes, sizes) > MAX_CASE_BYTES // 8:
             raise ModelError(f"{case_name(sizes)} is too large to try")
-        inputs = make_inputs(declared.named.tensors, declared.shapes, sizes, {}, seed)
-        return call_model(fresh(), declared.named, inputs)[0]
+        return call_model(fresh(), declared.named, declared.inputs(sizes, seed))[0]
 
     try:
         outputs, dropped = call_model(fresh(), declared.named, declared.named.tensors)

@@ -1,14 +1,14 @@
 """What was declared, put together: the example arguments, which axis is which dim, and sizes to trace with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ..bundle_format.contract import Dim
 from ..bundle_format.errors import ExportError, UsageError
-from .dims import DimSpec, InputSpec, Shape, bind
-from .example import resized, tracing_sizes
+from .dims import DimSpec, InputSpec, Shape, ValueRange, bind
+from .example import make_inputs, resized, tracing_sizes
 from .naming import Named, Tensors, dtype_of
 from .source import Source
 
@@ -17,7 +17,7 @@ from .source import Source
 class Declared:
     """Named example arguments; each input's shape with dims; the example's sizes and those that torch traces.
 
-    `supplied`: mctl made some of the example, as `--input` describes it.
+    `supplied`: mctl made some of the example, as `--input` describes it. `ranges` are those of `--range`.
     """
 
     named: Named
@@ -26,9 +26,16 @@ class Declared:
     given: dict[str, int]
     sizes: dict[str, int]
     supplied: bool
+    ranges: Mapping[str, ValueRange] = field(default_factory=dict)
+
+    def inputs(self, sizes: Mapping[str, int], seed: int) -> Tensors:
+        """Inputs of these sizes, with values as the user has declared them."""
+        return make_inputs(self.named.tensors, self.shapes, sizes, self.ranges, seed)
 
 
-def declare(source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec]) -> Declared:
+def declare(
+    source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec], ranges: Mapping[str, ValueRange]
+) -> Declared:
     """UsageError and ExportError say what in the options or the example does not fit."""
     dims = tuple(spec.dim for spec in specs)
     names = [described.name for described in inputs]
@@ -45,7 +52,7 @@ def declare(source: Source, specs: Sequence[DimSpec], inputs: Sequence[InputSpec
     given = _given_sizes(kept, shapes)
     sizes = tracing_sizes(dims, given)
     supplied = {described.name: _supplied(described, source, shapes, sizes) for described in inputs}
-    return Declared(source.named(supplied), shapes, dims, {**sizes, **given}, sizes, bool(supplied))
+    return Declared(source.named(supplied), shapes, dims, {**sizes, **given}, sizes, bool(supplied), ranges)
 
 
 def _given_sizes(examples: Tensors, shapes: Mapping[str, Shape]) -> dict[str, int]:

@@ -13,16 +13,17 @@ from ..bundle_format.contract import Constant, Contract, Dim, Input, Output, Sta
 from ..bundle_format.errors import ContractError, ExportError, UsageError
 from . import graph
 from .declare import Declared
-from .dims import Shape
+from .dims import Shape, ValueRange
 from .expressions import Symbols, axis_of
-from .naming import Named, Tensors, dtype_name
+from .failures import related
+from .naming import Named, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What the user said of inputs and outputs, beside their dims."""
 
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    ranges: Mapping[str, ValueRange] = field(default_factory=dict)
     pads: Mapping[str, int | float] = field(default_factory=dict)
     output_names: tuple[str, ...] = ()
     batch_dim: str | None = None  # None: found by mctl; "none": there is none
@@ -34,6 +35,12 @@ def check_names(wishes: Wishes, named: Named, dims: Sequence[Dim]) -> None:
         for name in names:
             if name not in named.tensors:
                 raise UsageError(f"`--{option}`: there is no input `{name}`", f"there are {', '.join(named.tensors)}")
+    known = {dim.name for dim in dims}
+    for name, bounds in wishes.ranges.items():
+        for bound in bounds:
+            if unknown := contracts.names_in(bound) - known:
+                hint = f"the dims are {', '.join(sorted(known))}" if known else "declare it with `--dim`"
+                raise UsageError(f"`--range {name}`: the dim `{min(unknown)}` is not declared", hint)
     if wishes.batch_dim not in (None, "none", *(dim.name for dim in dims)):
         raise UsageError(f"`--batch-dim {wishes.batch_dim}`: no such dim is declared")
 
@@ -52,7 +59,7 @@ def describe(
     symbols = _prove_dims(exported, declared.dims, declared.shapes)
     contract = Contract(
         dims=declared.dims,
-        inputs=_inputs(exported, declared.named.tensors, declared.shapes, wishes),
+        inputs=_inputs(exported, declared, symbols, wishes),
         outputs=_outputs(exported, symbols, _renamed(output_names, wishes.output_names)),
         constants=tuple(Constant(name=name, value=value) for name, value in declared.named.constants.items()),
         state=_state(exported, state),
@@ -87,20 +94,38 @@ def _prove_dims(exported: ExportedProgram, dims: Sequence[Dim], shapes: Mapping[
             limits = exported.range_constraints.get(expression)
             if limits is None or (limits.lower, limits.upper) != (dim.min, dim.max):
                 raise ExportError(f"dimension `{declared}` is not dynamic over its whole range at {where}")
-            symbols |= dict.fromkeys(expression.free_symbols, dim)
+            for symbol in expression.free_symbols:
+                if (other := symbols.setdefault(symbol, dim)) != dim:
+                    raise related(dim, other)
     return symbols
 
 
-def _inputs(
-    exported: ExportedProgram, tensors: Tensors, shapes: Mapping[str, Shape], wishes: Wishes
-) -> tuple[Input, ...]:
-    found = graph.embedding_ranges(exported)
+def _inputs(exported: ExportedProgram, declared: Declared, symbols: Symbols, wishes: Wishes) -> tuple[Input, ...]:
+    found = graph.index_sizes(exported)
     inputs = []
-    for torch_name, (name, value) in zip(graph.input_values(exported), tensors.items(), strict=True):
+    for torch_name, (name, value) in zip(graph.input_values(exported), declared.named.tensors.items(), strict=True):
         dtype = dtype_name(value.dtype)
-        limits = wishes.ranges.get(name, found.get(torch_name) if "int" in dtype else None)
-        inputs.append(Input(name=name, dtype=dtype, shape=shapes[name], range=limits, pad=_pad(name, dtype, wishes)))
+        limits = wishes.ranges.get(name) or _index_range(found.get(torch_name), symbols)
+        shape, pad = declared.shapes[name], _pad(name, dtype, wishes)
+        inputs.append(Input(name=name, dtype=dtype, shape=shape, range=limits, pad=pad))
     return tuple(inputs)
+
+
+def _index_range(indexed: graph.Indexed | None, symbols: Symbols) -> ValueRange | None:
+    """The values that may index a tensor of this size (of several, the smallest); None where it is unknown."""
+    if indexed is None:
+        return None
+    largest = {dim.name: dim.max for dim in symbols.values()}
+    try:
+        size = min(indexed.sizes, key=lambda size: contracts.evaluate(axis_of(size, symbols, ""), largest))
+        low, high = (axis_of(bound, symbols, "") for bound in (-size if indexed.wraps else 0, size - 1))
+    except ExportError:  # it depends on the values of a tensor
+        return None
+    return _compact(low), _compact(high)
+
+
+def _compact(bound: int | str) -> int | str:
+    return bound.replace(" ", "") if isinstance(bound, str) else bound
 
 
 def _pad(name: str, dtype: str, wishes: Wishes) -> int | float | None:

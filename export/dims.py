@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn, get_args
 
-from ..bundle_format.contract import DTYPES, MAX_DIM, Dim, Dtype
-from ..bundle_format.errors import UsageError
+from ..bundle_format.contract import DTYPES, MAX_DIM, Dim, Dtype, evaluate, names_in
+from ..bundle_format.errors import ContractError, UsageError
 
 Shape = tuple[int | str, ...]
 
@@ -101,12 +101,31 @@ def _parse_axis(text: str, axis: str) -> int | str:
     return int(axis)
 
 
-def parse_range(text: str) -> tuple[str, tuple[int, int]]:
-    """`ids=0:30521`: an input and the smallest and largest value that it may hold."""
-    found = re.fullmatch(rf"({_INPUT})=(-?\d{{1,19}}):(-?\d{{1,19}})", text, re.ASCII)
-    if not found or int(found[2]) > int(found[3]):
-        _refuse("range", text, "it is not of the form INPUT=LOW:HIGH", "as in `--range ids=0:30521`")
-    return found[1], (int(found[2]), int(found[3]))
+ValueRange = tuple[int | str, int | str]
+
+
+def parse_range(text: str) -> tuple[str, ValueRange]:
+    """`ids=0:30521`, `edges=0:nodes-1`: an input and the smallest and largest value that it may hold."""
+    hint = "as in `--range ids=0:30521`, or with dims `--range edges=0:nodes-1`"
+    found = re.fullmatch(rf"({_INPUT})=([^:]+):([^:]+)", text, re.ASCII)
+    if not found:
+        _refuse("range", text, "it is not of the form INPUT=LOW:HIGH", hint)
+    low, high = (_parse_bound(text, bound.strip(), hint) for bound in (found[2], found[3]))
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        _refuse("range", text, f"it is not of the form INPUT=LOW:HIGH: {low} is larger than {high}", hint)
+    return found[1], (low, high)
+
+
+def _parse_bound(text: str, bound: str, hint: str) -> int | str:
+    if re.fullmatch(r"-?\d{1,19}", bound, re.ASCII):
+        return int(bound)
+    try:
+        evaluate(bound, dict.fromkeys(names_in(bound), 1))
+    except ContractError as error:
+        _refuse("range", text, f"it is not of the form INPUT=LOW:HIGH: {error.message}", hint)
+    if not names_in(bound):
+        _refuse("range", text, f"`{bound}` is no integer and names no dim", hint)
+    return bound
 
 
 def parse_pad(text: str) -> tuple[str, int | float]:

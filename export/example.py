@@ -6,11 +6,11 @@ from math import prod
 
 import torch
 
-from ..bundle_format.contract import Dim
-from .dims import Shape
+from ..bundle_format.contract import Dim, evaluate
+from .dims import Shape, ValueRange
 from .naming import Tensors
 
-Ranges = Mapping[str, tuple[int, int] | None]
+Ranges = Mapping[str, ValueRange | None]
 
 
 def tracing_sizes(dims: Sequence[Dim], given: Mapping[str, int], least_factor: int = 2) -> dict[str, int]:
@@ -36,14 +36,17 @@ def make_inputs(
     """One tensor for each input, with `sizes` for the dims in its shape; the same for the same seed and sizes.
 
     Values are taken from the example, so that they stay plausible: integers and booleans are repeated or cut, floats
-    are scaled a little besides. Where the example is one constant, values are drawn from the input's range.
+    are scaled a little besides. Where the example is one constant, values are drawn from the input's range. A
+    range over dims may be narrower than the example's: integers beyond it are counted round in it.
     """
     made: Tensors = {}
     for name, example in examples.items():
         key = f"{seed} {name} {sorted(sizes.items())}"
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shapes[name])
-        made[name] = _like(example, shape, ranges.get(name), generator)
+        bounds = ranges.get(name)
+        limits = bounds and (evaluate(bounds[0], sizes), evaluate(bounds[1], sizes))
+        made[name] = _like(example, shape, limits, generator)
     return made
 
 
@@ -56,7 +59,16 @@ def _like(
     if constant and limits is not None:
         low, high = limits
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int64).to(example.dtype)
-    return resized(example, shape)
+    repeated = resized(example, shape)
+    if limits is None or not repeated.numel() or example.dtype is torch.bool:
+        return repeated
+    return _within(repeated, *limits)
+
+
+def _within(values: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    wide = values.to(torch.int64)
+    outside = (wide < low) | (wide > high)
+    return torch.where(outside, low + (wide - low) % (high - low + 1), wide).to(values.dtype)
 
 
 def _float_like(tiled: torch.Tensor, constant: bool, generator: torch.Generator) -> torch.Tensor:

@@ -1,7 +1,10 @@
 """torch's symbolic sizes as expressions of the contract: integers, dims, `+ - * //` and parentheses."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import product
+from math import gcd
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -11,6 +14,9 @@ from ..bundle_format.contract import Dim, evaluate
 from ..bundle_format.errors import ContractError, ExportError
 
 Symbols = Mapping[Any, Dim]  # torch's symbol for the size of a dim, divided by its multiple
+
+_MAX_DENOMINATOR = 4096  # of a fraction that a float stands for
+_MANY = 2048  # sizes to look at where floats are rounded
 
 _SUM, _PRODUCT, _ATOM = range(3)  # how tightly a text binds
 
@@ -35,8 +41,22 @@ def axis_of(size: Any, symbols: Symbols, what: str) -> int | str:
         agrees = False
     if not agrees:
         shown = expression.subs({symbol: sympy.Symbol(dim.name) / dim.multiple for symbol, dim in symbols.items()})
-        raise ExportError(f"{what} is `{shown}`, which a contract cannot say", "it can say `+`, `-`, `*` and `//`")
+        raise ExportError(
+            f"{what} is `{_readable(str(shown))}`, which a contract cannot say", "it can say `+`, `-`, `*` and `//`"
+        )
     return text
+
+
+def _readable(text: str) -> str:
+    """Without the names of torch's functions of sizes."""
+    for inner, python in (
+        ("TruncToInt", "int"),
+        ("FloorToInt", "floor"),
+        ("CeilToInt", "ceil"),
+        ("RoundToInt", "round"),
+    ):
+        text = text.replace(inner, python)
+    return re.sub(r"ToFloat\(([^()]*)\)", r"\1", text)
 
 
 class _Inexpressible(Exception):
@@ -77,9 +97,11 @@ def _text(expression: Any, symbols: Symbols) -> tuple[str, int]:
         left, right = (_bound(argument, symbols, _ATOM) for argument in expression.args)
         return f"{left} - {left}//{right}*{right}", _SUM
     if name in ("floor", "FloorToInt", "TruncToInt"):
-        return _text(_whole(expression.args[0]), symbols)
+        return _text(_whole(_exact(expression.args[0])), symbols)
     if name in ("ceiling", "CeilToInt"):
-        return f"-({_text(_whole(-expression.args[0]), symbols)[0]})", _SUM
+        return f"-({_text(_whole(-_exact(expression.args[0])), symbols)[0]})", _SUM
+    if name == "RoundToInt":  # halves go to the even neighbour, which the samples find
+        return _text(_whole(_exact(expression.args[0]) + sympy.Rational(1, 2)), symbols)
     raise _Inexpressible
 
 
@@ -103,31 +125,46 @@ def _product(expression: Any, symbols: Symbols) -> tuple[str, int]:
     coefficient, rest = expression.as_coeff_Mul()
     if coefficient < 0:
         return f"-{_bound(-expression, symbols, _PRODUCT)}", _SUM
-    factors = list(sympy.Mul.make_args(rest))
-    words = []
-    for factor in factors:
+    divisor, words = 1, []
+    for factor in sympy.Mul.make_args(rest):
         dim = symbols.get(factor)
-        if dim is not None and dim.multiple > 1 and coefficient % dim.multiple == 0:
-            coefficient //= dim.multiple  # 4 times the size divided by 4 is the size
+        if dim is not None and dim.multiple > 1 and divisor == 1:
+            shared = gcd(int(coefficient), dim.multiple)  # 6 times the size divided by 4 is 3 times the size over 2
+            coefficient, divisor = coefficient // shared, dim.multiple // shared
             words.append(dim.name)
         else:
             words.append(_bound(factor, symbols, _ATOM))
     words = sorted(words, key=lambda word: (not word.isidentifier(), word))
     if coefficient != 1:
         words.insert(0, str(coefficient))
-    return "*".join(words), _PRODUCT if len(words) > 1 else _ATOM
+    text = "*".join(words) + (f"//{divisor}" if divisor > 1 else "")
+    return text, _PRODUCT if len(words) > 1 or divisor > 1 else _ATOM
 
 
 def _quotient(left: Any, right: Any, symbols: Symbols) -> str:
-    return f"{_bound(left, symbols, _ATOM)}//{_bound(right, symbols, _ATOM)}"
+    return f"{_bound(left, symbols, _PRODUCT)}//{_bound(right, symbols, _ATOM)}"
 
 
 def _whole(argument: Any) -> Any:
     """What rounding down makes of a quotient."""
-    if type(argument).__name__ == "IntTrueDiv":
-        return FloorDiv(*argument.args)
     numerator, denominator = sympy.fraction(sympy.together(argument))
     return FloorDiv(numerator, denominator) if denominator != 1 else argument
+
+
+def _exact(argument: Any) -> Any:
+    """A product or quotient of floats as one of fractions: `1.5*ToFloat(h)` is `3*h/2`. Samples tell if that holds."""
+    if argument.is_Float:
+        near = Fraction(float(argument)).limit_denominator(_MAX_DENOMINATOR)
+        return sympy.Rational(near.numerator, near.denominator)
+    if not argument.args:
+        return argument
+    arguments = [_exact(each) for each in argument.args]
+    name = type(argument).__name__
+    if name == "ToFloat":
+        return arguments[0]
+    if name in ("IntTrueDiv", "FloatTrueDiv"):
+        return arguments[0] / arguments[1]
+    return argument.func(*arguments)
 
 
 def _bound(expression: Any, symbols: Symbols, tightness: int) -> str:
@@ -137,15 +174,20 @@ def _bound(expression: Any, symbols: Symbols, tightness: int) -> str:
 
 def _samples(expression: Any, symbols: Symbols) -> Iterator[tuple[dict[str, int], int]]:
     """Sizes of the dims, and the value of the expression for them."""
-    for point in _points(expression.free_symbols, symbols):
+    floats = any(
+        part.is_Float or (part.is_Rational and not part.is_Integer) for part in sympy.preorder_traversal(expression)
+    )
+    for point in _points(expression.free_symbols, symbols, _MANY if floats else 64):
         sizes = {symbols[symbol].name: unit * symbols[symbol].multiple for symbol, unit in point.items()}
         yield sizes, _at(expression, point)
 
 
-def _points(free: Sequence[Any], symbols: Symbols) -> list[dict[Any, int]]:
-    """Values of torch's symbols: all of short ranges, else the ends and what lies near them, and some between."""
+def _points(free: Sequence[Any], symbols: Symbols, many: int = 64) -> list[dict[Any, int]]:
+    """Values of torch's symbols: all of short ranges, else the ends and what lies near them, and some between. `many`:
+    how many of a symbol that is alone.
+    """
     order = sorted(free, key=str)
-    axes = [_steps(symbols[symbol], 64 if len(order) == 1 else 9) for symbol in order]
+    axes = [_steps(symbols[symbol], many if len(order) == 1 else 9) for symbol in order]
     return [dict(zip(order, values, strict=True)) for values in product(*axes)]
 
 

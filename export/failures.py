@@ -128,6 +128,30 @@ def _about_dim(dim: Dim, suggestion: str, trace: Trace, model: nn.Module) -> Exp
     return _by_guards(dim, trace)
 
 
+def relation(trace: Trace) -> ExportError | None:
+    """The error for two dims that the model takes to be related, where torch has not said so: it traced on as if."""
+    for guard in getattr(trace.env, "guards", ()):
+        dims = {trace.symbols[symbol] for symbol in guard.expr.free_symbols if symbol in trace.symbols}
+        if not isinstance(guard.expr, sympy.Eq) or len(dims) != 2:
+            continue
+        names = {symbol: sympy.Symbol(dim.name) for symbol, dim in trace.symbols.items()}
+        left, right = (side.xreplace(names) for side in guard.expr.args)
+        if type(left).__name__ == "FloorDiv" and left.args[0].is_Symbol:
+            left, right = left.args[0], left.args[1] * right
+        return ExportError(f"the model needs `{left}` to be `{right}`", _NO_RELATIONS)
+    return None
+
+
+def related(dim: Dim, other: Dim) -> ExportError:
+    """The error for two dims whose sizes, each divided by its multiple, have to be the same."""
+    larger, smaller = (dim, other) if dim.multiple >= other.multiple else (other, dim)
+    factor, rest = divmod(larger.multiple, smaller.multiple)
+    if larger.multiple == smaller.multiple:
+        return must_be_equal(dim, other, "")
+    right = f"{factor}*{smaller.name}" if not rest else f"{larger.multiple}*{smaller.name}//{smaller.multiple}"
+    return ExportError(f"the model needs `{larger.name}` to be `{right}`", _NO_RELATIONS)
+
+
 def _fixed(dim: Dim, size: int, place: str, trace: Trace, model: nn.Module) -> ExportError:
     message = f"dimension `{dim.name}` became static: the model fixes it at {size}{place}"
     if hint := bind_too(dim, size, trace.inputs, trace.shapes):

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
-import torch
-
 from ..bundle_format import layout, manifest, tensors
 from ..bundle_format.archive import Archive
 from ..bundle_format.contract import Dim
-from .naming import Tensors, dtype_name, dtype_of
-from .raw import bytes_of
+from .naming import Tensors
+from .raw import loaded, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +28,11 @@ def load_golden(archive: Archive) -> list[Case]:
 
 def _load(archive: Archive, golden: manifest.Golden) -> Case:
     archive.verify(golden.member)
-    view = archive.view(golden.member)
     inputs: Tensors = {}
     outputs: Tensors = {}
-    for name, entry in tensors.read_header(view).items():
+    for name, tensor in loaded(archive.view(golden.member)).items():
         kind, _, rest = name.partition(".")
-        flat = torch.frombuffer(bytearray(view[entry.begin : entry.end]) or bytearray(8), dtype=dtype_of(entry.dtype))
-        count = (entry.end - entry.begin) // flat.element_size()
-        (inputs if kind == "input" else outputs)[rest] = flat[:count].reshape(entry.shape)
+        (inputs if kind == "input" else outputs)[rest] = tensor
     return Case(golden.name, dict(golden.dims), inputs, outputs)
 
 
@@ -45,16 +40,12 @@ def dump_case(case: Case) -> list[tensors.Buffer]:
     """The pieces of the case's safetensors member."""
     named = {f"input.{name}": value for name, value in case.inputs.items()}
     named |= {f"output.{name}": value for name, value in case.outputs.items()}
-    return tensors.dump({name: _stored(value) for name, value in named.items()})
+    return tensors.dump(stored(named))
 
 
 def member_of(case: Case) -> str:
     """The path of a case's member below the archive's top folder."""
     return f"{layout.GOLDEN}{case.name}.safetensors"
-
-
-def _stored(tensor: torch.Tensor) -> tensors.Tensor:
-    return dtype_name(tensor.dtype), tuple(tensor.shape), bytes_of(tensor)
 
 
 def case_points(dims: Sequence[Dim]) -> list[dict[str, int]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from ..bundle_format.errors import ExportError
 from .failures import DENSE, WHOLE_NUMBERS
-from .usercode import quiet, user_line
+from .usercode import describe, quiet, user_line
 
 _SAME_VALUES = {  # operators whose result holds nothing but values of their first argument
     "to", "_to_copy", "slice", "select", "view", "reshape", "expand", "clone", "contiguous", "unsqueeze", "squeeze",
@@ -65,26 +65,80 @@ def random_line(exported: ExportedProgram) -> str | None:
 
 
 def changed_names(exported: ExportedProgram) -> tuple[list[str], list[str]]:
-    """Buffers (and parameters) that the model changes, and the program's inputs that it changes, by torch's names."""
+    """Buffers (and parameters) that the model changes, and the program's inputs that it changes, by torch's names.
+
+    ExportError where it changes a tensor that is neither.
+    """
     if not any(getattr(node.target, "_schema", None) and node.target._schema.is_mutable for node in _calls(exported)):
         return [], []
-    with quiet():
-        signature = exported.run_decompositions({}).graph_signature
+    try:
+        with quiet():
+            signature = exported.run_decompositions({}).graph_signature
+    except Exception as error:
+        writers = (node for node in _calls(exported) if getattr(node.target, "_schema", None) and node.args)
+        lines = [_at(node) for node in writers if node.target._schema.is_mutable and _is_constant(node.args[0])]
+        if not lines:
+            raise ExportError(f"torch cannot tell what the model changes: {describe(error)}") from error
+        hint = "keep it in a buffer of the model: `self.register_buffer(…)`, changed in place"
+        raise ExportError(f"the model changes a tensor that is no buffer{lines[0]}", hint) from error
     changed = {*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()}
     return sorted(changed), sorted(signature.user_inputs_to_mutate.values())
 
 
-def embedding_ranges(exported: ExportedProgram) -> dict[str, tuple[int, int]]:
-    """For each input (torch's name) that indexes an embedding, as it comes or cast and cut: the indices there are."""
-    rows: dict[str, int] = {}
+class Indexed(NamedTuple):
+    """The sizes (ints or SymInts) that an index has to be below; `wraps`: from the end backwards it may be negative."""
+
+    sizes: list[Any]
+    wraps: bool
+
+
+def index_sizes(exported: ExportedProgram) -> dict[str, Indexed]:
+    """For each input (torch's name) that indexes something, as it comes or cast and cut: what it may hold.
+
+    An embedding, `x[index]`, `gather`, `index_add` and the like. Where it indexes several things, all of them.
+    """
+    found: dict[str, Indexed] = {}
     for node in _calls(exported):
-        if _name(node) in ("embedding", "embedding_bag", "_embedding_bag"):
-            weight, index = node.args[0], _origin(node.args[1])
-            count = weight.meta["val"].shape[0] if isinstance(weight, Node) else None
-            if index is not None and isinstance(count, int):
-                rows[index.name] = min(count, rows.get(index.name, count))
+        for index, size, wraps in _indices(node):
+            origin = _origin(index)
+            if origin is not None and not _dtype(index).is_floating_point and _dtype(index) is not torch.bool:
+                before = found.get(origin.name, Indexed([], True))
+                found[origin.name] = Indexed([*before.sizes, size], before.wraps and wraps)
     users = {name for name in exported.graph_signature.user_inputs if isinstance(name, str)}
-    return {name: (0, count - 1) for name, count in rows.items() if name in users}
+    return {name: indexed for name, indexed in found.items() if name in users}
+
+
+_BY_AXIS = {
+    "gather",
+    "index_select",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+}
+
+
+def _indices(node: Node) -> Iterator[tuple[Any, Any, bool]]:
+    """Each index of an operator, the size that it has to be below, and whether negative ones count from the end."""
+    name, arguments = _name(node).removesuffix("_"), _arguments(node)
+    if name in ("embedding", "embedding_bag", "_embedding_bag"):
+        if isinstance(node.args[0], Node):
+            yield node.args[1], node.args[0].meta["val"].shape[0], False
+    elif name in ("index", "index_put"):
+        shape = node.args[0].meta["val"].shape
+        for axis, index in enumerate(node.args[1]):
+            if index is not None and all(_dtype(each) is not torch.bool for each in node.args[1] if each is not None):
+                yield index, shape[axis], True
+    elif name in _BY_AXIS and isinstance(arguments.get("dim"), int) and isinstance(arguments.get("index"), Node):
+        shape = node.args[0].meta["val"].shape
+        if shape:
+            yield arguments["index"], shape[arguments["dim"]], False
+
+
+def _dtype(value: Any) -> torch.dtype:
+    return value.meta["val"].dtype
 
 
 def result_values(exported: ExportedProgram) -> list[Any]:
@@ -104,6 +158,12 @@ def _calls(exported: ExportedProgram) -> Iterator[Node]:
     for module in exported.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether it is a tensor that torch took for a constant, as it is no parameter, buffer or input."""
+    origin = _origin(value)
+    return origin is not None and origin.name.startswith(("c_", "lifted_tensor"))
 
 
 def _origin(value: Any) -> Node | None:

@@ -97,7 +97,7 @@ def name_outputs(result: Any) -> tuple[Tensors, list[str]]:
         if value is None:
             dropped.append(name)
         elif isinstance(value, torch.Tensor):
-            tensors[name] = value
+            tensors[name] = _describable(value, f"output `{name}`", _RETURN)
         else:
             hint = "return tensors only: leave it out, or make it a tensor"
             raise ExportError(f"output `{name}` is {_a(type(value))}, not a tensor", hint)
@@ -108,11 +108,34 @@ def name_outputs(result: Any) -> tuple[Tensors, list[str]]:
 
 def plain(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """The tensor as the contract can describe it: dense, on the CPU, of one of its dtypes, without gradient."""
-    if dtype_name(tensor.dtype) not in DTYPES:
-        raise ExportError(f"{what} has dtype {dtype_name(tensor.dtype)}", f"use one of {', '.join(DTYPES)}")
+    return _describable(tensor, what, _TAKE).detach().cpu()
+
+
+class _WaysOut(NamedTuple):
+    """Hints for a tensor that a contract cannot describe: complex, not dense, of another dtype."""
+
+    complex: str
+    sparse: str
+    other: str
+
+
+_TAKE = _WaysOut(
+    "take real and imaginary part as a last axis of 2, and begin with `torch.view_as_complex(x)`",
+    "take a dense tensor, and convert it inside the model",
+    f"use one of {', '.join(DTYPES)}",
+)
+_RETURN = _WaysOut("return `torch.view_as_real(z)`", "return `x.to_dense()`", f"return one of {', '.join(DTYPES)}")
+
+
+def _describable(tensor: torch.Tensor, what: str, ways_out: _WaysOut) -> torch.Tensor:
+    """The tensor itself; ExportError if it is not dense or of a dtype that a contract does not have."""
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise ExportError(f"{what} is not a dense tensor")
-    return tensor.detach().cpu()
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ExportError(f"{what} is not a dense tensor ({kind})", ways_out.sparse)
+    if dtype_name(tensor.dtype) not in DTYPES:
+        hint = ways_out.complex if tensor.is_complex() else ways_out.other
+        raise ExportError(f"{what} has dtype {str(tensor.dtype).removeprefix('torch.')}", hint)
+    return tensor
 
 
 def _extended(

@@ -26,22 +26,22 @@ from ..bundle_format.contract import Contract
 from ..bundle_format.errors import BundleError, ExportError, ModelError, UsageError
 from ..bundle_format.files import atomic, require_place
 from ..bundle_format.layout import ONNX
-from ..bundle_format.manifest import Golden, Manifest, Producer
+from ..bundle_format.manifest import Golden, Manifest, Producer, checked_name, name_from
 from . import graph
 from .capture import Captured, capture
 from .cases import Cases, try_example
 from .declare import Declared, declare, describe_change
 from .describe import Wishes, check_names, describe
-from .dims import DimSpec, InputSpec
-from .example import make_inputs, tracing_sizes
+from .dims import DimSpec, InputSpec, ValueRange
+from .example import tracing_sizes
 from .failures import FixedDimError
 from .golden import Case, dump_case, member_of
-from .naming import Tensors
+from .held import has_tensors
 from .onnx import refuse_state, require_onnx, to_onnx
 from .operators import LibraryFile, check_operators, load_files, load_members
 from .proof import prove_case, prove_repeated, prove_steady, rows_apart, tolerance_of
 from .running import Run, call_model, run_program
-from .source import Source, fresh_copy, load_source
+from .source import Source, load_source
 from .usercode import quiet
 
 Progress = Callable[[str], None]
@@ -61,9 +61,10 @@ class ExportRequest:
     weights: Path | None = None
     libraries: tuple[Path, ...] = ()  # of C++ operators that the model calls
     seed: int = 0
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # input -> smallest and largest value
+    ranges: Mapping[str, ValueRange] = field(default_factory=dict)  # input -> smallest and largest value
     pads: Mapping[str, int | float] = field(default_factory=dict)  # input -> the value that fills it up to a bucket
     output_names: tuple[str, ...] = ()
+    name: str | None = None  # of the model; None: made of the file's name
     batch_dim: str | None = None  # None: found by mctl; "none": there is none
     allow_random: bool = False
     onnx: Path | None = None  # where the ONNX twin is written
@@ -89,6 +90,7 @@ class ExportReport:
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
     require_place(request.output)
+    name = checked_name(request.name) if request.name else name_from(Path(request.spec.rpartition(".py")[0]).name)
     if request.onnx or request.embed_onnx:
         require_onnx()
     if request.onnx:
@@ -101,7 +103,7 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     with clock.phase("import", f"importing {request.spec}"):
         libraries = load_files(request.libraries)
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
-        declared = declare(source, request.dims, request.inputs)
+        declared = declare(source, request.dims, request.inputs, request.ranges)
         check_names(request.wishes, declared.named, declared.dims)
     notes: list[str] = []
     with clock.phase("trace", "tracing the model with torch.export"):
@@ -114,7 +116,7 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
         proven = _prove(traced, cases, progress)
         kept = cases.kept(proven.cases)
         contract = _batched_if_apart(traced.contract, cases, proven.cases[0], notes)
-    manifest = _manifest(source, contract, kept, notes, libraries)
+    manifest = _manifest(name, source, contract, kept, notes, libraries)
     members: list[tuple[str, archives.Data]] = [(member_of(case), dump_case(case)) for case in kept]
     members += [(library.record.member, library.path) for library in libraries]
     if request.onnx or request.embed_onnx:
@@ -157,7 +159,7 @@ class _Traced:
 
 def _trace(request: ExportRequest, source: Source, declared: Declared, notes: list[str]) -> _Traced:
     """The exported program and its contract."""
-    outputs = try_example(declared, lambda: fresh_copy(source.model), request.seed, notes)
+    outputs = try_example(declared, source.fresh, request.seed, notes)
     captured, declared = _capture(source, declared, request.seed)
     if note := describe_change(declared):
         notes.append(note)
@@ -167,44 +169,48 @@ def _trace(request: ExportRequest, source: Source, declared: Declared, notes: li
     if line and not request.allow_random:
         hint = "take them out, or write `--allow-random`: then values cannot be compared"
         raise ExportError(f"the model draws random numbers: {line}", hint)
-    state, changed = graph.changed_names(captured.exported)
+    register = False
+    try:
+        state, changed = graph.changed_names(captured.exported)
+    except ExportError:  # of a tensor that is no buffer
+        if not has_tensors(source.model):
+            raise
+        register = True
+        captured, declared = _capture(source, declared, request.seed, register=register)
+        state, changed = graph.changed_names(captured.exported)
     if changed:
         names = dict(zip(graph.input_values(captured.exported), declared.named.tensors, strict=True))
         copied = frozenset(names[name] for name in changed)
-        captured, declared = _capture(source, declared, request.seed, copied)
+        captured, declared = _capture(source, declared, request.seed, copied, register=register)
         notes.append(f"the model changes its input {', '.join(sorted(copied))} in place; the program works on a copy")
     contract = describe(captured.exported, declared, outputs, state, request.wishes)
     return _Traced(declared, captured, contract)
 
 
 def _capture(
-    source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset()
+    source: Source, declared: Declared, seed: int, copied: frozenset[str] = frozenset(), *, register: bool = False
 ) -> tuple[Captured, Declared]:
     """The exported program, and the sizes that it was traced with: a small one may make another size 1 in the model."""
     try:
-        return _capture_at(source, declared, seed, copied), declared
+        return _capture_at(source, declared, seed, copied, register), declared
     except FixedDimError:
         larger = replace(declared, sizes=tracing_sizes(declared.dims, {}, _LARGER))
         if larger.sizes == declared.sizes:
             raise
         with suppress(ExportError, ModelError):
-            call_model(fresh_copy(source.model), larger.named, _inputs(larger, seed))
-            return _capture_at(source, larger, seed, copied), larger
+            call_model(source.fresh(), larger.named, larger.inputs(larger.sizes, seed))
+            return _capture_at(source, larger, seed, copied, register), larger
         raise
 
 
-def _capture_at(source: Source, declared: Declared, seed: int, copied: frozenset[str]) -> Captured:
-    model = fresh_copy(source.model)
-    return capture(model, declared.named, _inputs(declared, seed), declared.shapes, declared.dims, copied)
-
-
-def _inputs(declared: Declared, seed: int) -> Tensors:
-    return make_inputs(declared.named.tensors, declared.shapes, declared.sizes, {}, seed)
+def _capture_at(source: Source, declared: Declared, seed: int, copied: frozenset[str], register: bool) -> Captured:
+    inputs = declared.inputs(declared.sizes, seed)
+    return capture(source.fresh(), declared.named, inputs, declared.shapes, declared.dims, copied, register=register)
 
 
 def _cases(request: ExportRequest, source: Source, traced: _Traced, notes: list[str]) -> Cases:
     return Cases(
-        models=lambda: fresh_copy(source.model),
+        models=source.fresh,
         program=traced.run,
         declared=traced.declared,
         contract=traced.contract,
@@ -254,11 +260,16 @@ def _batched_if_apart(contract: Contract, cases: Cases, traced: Case, notes: lis
 
 
 def _manifest(
-    source: Source, contract: Contract, cases: list[Case], notes: list[str], libraries: Sequence[LibraryFile]
+    name: str,
+    source: Source,
+    contract: Contract,
+    cases: list[Case],
+    notes: list[str],
+    libraries: Sequence[LibraryFile],
 ) -> Manifest:
     return Manifest(
         schema="mctl.program/1",
-        name=Path(source.record.file).stem,
+        name=name,
         version="1",
         created=now().isoformat(timespec="seconds"),
         producer=producer(),

@@ -1,6 +1,5 @@
 """The user's model file: imports it, finds the model and its example inputs, loads weights safely."""
 
-import copy
 import hashlib
 import importlib.util
 import inspect
@@ -19,6 +18,7 @@ from torch import nn
 from ..bundle_format import manifest
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import ExportError, UsageError
+from .fresh import Fresh
 from .naming import Named
 from .running import Run, run_model
 from .usercode import user_code
@@ -34,6 +34,10 @@ class Source:
     kwargs: dict[str, Any]
     record: manifest.Source
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    fresh: Fresh = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fresh", Fresh(self.model))
 
     def named(self, supplied: Mapping[str, torch.Tensor] | None = None) -> Named:
         """The arguments by flat names; `supplied` tensors replace or add to those of the example."""
@@ -172,24 +176,9 @@ def eager(source: Source, contract: Contract | None = None, *, double: bool = Fa
     """
     named = source.named({declared.name: torch.empty(0) for declared in contract.inputs} if contract else None)
     names = [output.name for output in contract.outputs] if contract else None
-    run = run_model(fresh_copy(source.model, double=double), named, names)
+    run = run_model(source.fresh.double() if double else source.fresh(), named, names)
     return (lambda inputs: run({name: _widened(value) for name, value in inputs.items()})) if double else run
 
 
 def _widened(value: torch.Tensor) -> torch.Tensor:
     return value.double() if value.is_floating_point() else value
-
-
-def fresh_copy(model: nn.Module, *, double: bool = False) -> nn.Module:
-    """The model with buffers and attributes of its own, so that calls leave no trace; parameters are shared.
-
-    A model that cannot be copied is returned itself.
-    """
-    memo = {} if double else {id(parameter): parameter for parameter in model.parameters()}
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception:
-        if double:
-            raise
-        return model
-    return copied.double() if double else copied

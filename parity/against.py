@@ -25,7 +25,7 @@ def stored_cases(subject: Subject, progress: Progress) -> list[Result]:
         progress(f"stored case {at + 1} of {len(subject.goldens)}")
         _reset(subject)
         got = subject.call(case.inputs)
-        found = subject.judge(case.inputs, got, Returned(case.outputs, 0.0))
+        found = subject.judge(case.inputs, got, Returned(case.outputs, 0.0), case.dims, stored=True)
         results.append(_result(subject, "golden", case, found, got))
     return results
 
@@ -48,7 +48,7 @@ def at_sizes(subject: Subject, dims: dict[str, int], progress: Progress) -> list
     progress("its size")
     stored = [case for case in subject.goldens if case.dims == dims]
     results = [
-        _result(subject, "golden", case, subject.judge(case.inputs, got, Returned(case.outputs, 0.0)), got)
+        _result(subject, "golden", case, subject.judge(case.inputs, got, Returned(case.outputs, 0.0), case.dims), got)
         for case in stored
         for got in [subject.call(case.inputs)]
     ]
@@ -67,7 +67,7 @@ def _one(subject: Subject, case: Case, budget: Budget) -> Result:
         start = time.monotonic()
         got = subject.call(inputs)
         wanted = attempt(subject.truth.reference, inputs) if subject.truth else None
-        found = subject.judge(inputs, got, wanted) if wanted else _alone(subject, case, got)
+        found = subject.judge(inputs, got, wanted, case.dims) if wanted else _alone(subject, case, got)
         subject.spend(budget, case.dims, time.monotonic() - start)
         if found.verdict != "pass":
             break
@@ -79,7 +79,7 @@ def _alone(subject: Subject, case: Case, got: Outcome) -> Judgement:
     if isinstance(got, Crashed):
         return Judgement("crash", got.message)
     if not isinstance(got, Returned):
-        return Judgement("pass" if case.values in ("below", "above") else "compiled-raises", got.message)
+        return Judgement("pass" if case.values in cases.UNDECLARED else "compiled-raises", got.message)
     for output in subject.manifest.contract.outputs:
         shape, wanted = tuple(got.outputs[output.name].shape), shape_of(output, case.dims)
         if shape != wanted:

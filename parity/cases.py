@@ -9,12 +9,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..bundle_format.contract import Contract, Dim, Input, Output, nbytes, shape_of
+from ..bundle_format.contract import Contract, Dim, Input, Output, evaluate, nbytes, shape_of
 
 Dims = Mapping[str, int]
-Values = Literal["normal", "zeros", "large", "low", "high", "below", "above"]
-Spans = Mapping[str, tuple[int, int]]  # integer input -> smallest and largest value to draw
+Values = Literal["normal", "zeros", "large", "low", "high", "beside", "below", "above"]
+Bounds = tuple[int | str, int | str]
+Spans = Mapping[str, Bounds]  # integer input -> smallest and largest value to draw; texts are expressions over dims
 
+UNDECLARED: tuple[Values, ...] = ("beside", "below", "above")  # integers that only a declared range would refuse
 MAX_BYTES = 256 << 20  # of a case's inputs and outputs
 LARGE = {"float16": 1e2, "bfloat16": 1e3, "float32": 1e3, "float64": 1e3}  # standard deviation of "large"
 
@@ -49,7 +51,7 @@ def sweep(contract: Contract, example: Dims, buckets: Mapping[str, tuple[int, ..
     points += _corners(contract.dims)
     cases += [Case(point, "normal") for point in sorted(points, key=lambda dims: work(contract, dims))]
     if any(_unbounded(declared) for declared in contract.inputs):
-        cases += [Case(middle, "below"), Case(middle, "above")]
+        cases += [Case(middle, kind) for kind in UNDECLARED]
     return list({case.name: case for case in cases}.values())
 
 
@@ -102,9 +104,9 @@ def work(contract: Contract, dims: Dims) -> float:
     return prod(size if name == contract.batch_dim else size**1.5 for name, size in dims.items())
 
 
-def spans(contract: Contract, seen: Iterable[Mapping[str, Tensor]]) -> dict[str, tuple[int, int]]:
+def spans(contract: Contract, seen: Iterable[Mapping[str, Tensor]]) -> dict[str, Bounds]:
     """What to draw for each integer input: its declared range, else what examples (`seen`) have shown, else 0..1."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, Bounds] = {}
     examples = [case for case in seen if case]
     for declared in contract.inputs:
         if _is_integer(declared):
@@ -120,18 +122,19 @@ def tensors(contract: Contract, case: Case, seed: int, span: Spans) -> dict[str,
     made = {}
     for declared in contract.inputs:
         draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{case.name}/{declared.name}".encode()))
-        made[declared.name] = _tensor(declared, shape_of(declared, case.dims), case.values, draw, span)
+        made[declared.name] = _tensor(declared, case, draw, span)
     return made
 
 
-def _tensor(declared: Input, shape: tuple[int, ...], kind: Values, draw: torch.Generator, span: Spans) -> Tensor:
-    dtype = getattr(torch, declared.dtype)
+def _tensor(declared: Input, case: Case, draw: torch.Generator, span: Spans) -> Tensor:
+    dtype, shape, kind = getattr(torch, declared.dtype), shape_of(declared, case.dims), case.values
     if declared.dtype == "bool":
         constant = {"zeros": False, "low": False, "high": True}.get(kind)
         drawn = torch.randint(0, 2, shape, generator=draw).bool()
         return drawn if constant is None else torch.full(shape, constant)
     if _is_integer(declared):
-        return _integers(declared, shape, kind, draw, span[declared.name])
+        low, high = (evaluate(end, case.dims) for end in span[declared.name])
+        return _integers(declared, shape, kind, draw, (low, high))
     if kind == "zeros":
         return torch.zeros(shape, dtype=dtype)
     scale = LARGE[declared.dtype] if kind == "large" else 1.0
@@ -143,12 +146,22 @@ def _integers(
 ) -> Tensor:
     dtype, (low, high) = getattr(torch, declared.dtype), ends
     constants = {"zeros": max(low, min(high, 0)), "low": low, "high": high}
+    if kind == "beside" and _unbounded(declared):
+        beside = torch.tensor(_beside(low, high, dtype), dtype=torch.int64)
+        return beside[torch.arange(prod(shape)) % len(beside)].reshape(shape).to(dtype)
     if _unbounded(declared):
         constants |= {"below": max(-1, torch.iinfo(dtype).min), "above": torch.iinfo(dtype).max}
     if kind in constants:
         return torch.full(shape, constants[kind], dtype=dtype)
     offset = torch.randint(0, min(high - low, 2**62) + 1, shape, generator=draw)  # randint spans no more than int64
     return (offset + (low - 2**64 if low >= 2**63 else low)).to(dtype)  # uint64 wraps
+
+
+def _beside(low: int, high: int, dtype: torch.dtype) -> list[int]:
+    """Just outside of what examples have shown: an index made of them (`2*ids - 5`) wraps round at the far ends."""
+    span, limits = high - low + 1, torch.iinfo(dtype)
+    wanted = (high + span, low - span, high + 1, low - 1, high + 4 * span, low - 4 * span, high + 64 * span)
+    return [value for value in wanted if limits.min <= value <= min(limits.max, 2**63 - 1)] or [0]
 
 
 def _is_integer(declared: Input) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from ..bundle_format.tensors import save_bytes
+from ..export.raw import loaded, stored
 
 LENGTHS = struct.Struct("<QQ")
 Tensors = dict[str, Tensor]
@@ -43,7 +44,7 @@ class Frame(NamedTuple):
 
 def pack(head: msgspec.Struct, tensors: Tensors) -> bytes:
     encoded = msgspec.json.encode(head)
-    body = save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}) if tensors else b""
+    body = save_bytes(stored(tensors)) if tensors else b""
     return LENGTHS.pack(len(encoded), len(body)) + encoded + body
 
 
@@ -58,5 +59,4 @@ def unpack(read: Callable[[int], bytes]) -> Frame | None:
 
 
 def tensors_in(frame: Frame) -> Tensors:
-    loaded = load_tensors(frame.body) if frame.body else {}
-    return {name: tensor.clone() for name, tensor in loaded.items()}  # off the frame's bytes, onto aligned memory
+    return loaded(frame.body) if frame.body else {}

@@ -97,18 +97,25 @@ class Reference:
 class Double(Reference):
     """A reference in fp64: inputs and every narrower tensor are cast on the way."""
 
+    def shaken(self, inputs: Tensors, roundings: float, seed: int) -> dict[str, Tensor]:
+        """The outputs with each result of an operator off by up to this part of it, drawn from the seed."""
+        return self._in(_Shake(roundings, seed), self._ready(), inputs)
+
     def _run(self, call: Call, inputs: Tensors) -> dict[str, Tensor]:
-        with in_float64():
+        return self._in(_Widen(), call, inputs)
+
+    def _in(self, mode: "_Widen", call: Call, inputs: Tensors) -> dict[str, Tensor]:
+        with in_float64(mode):
             return super()._run(call, {name: _wide(tensor) for name, tensor in inputs.items()})
 
 
 @contextmanager
-def in_float64() -> Iterator[None]:
+def in_float64(mode: "_Widen | None" = None) -> Iterator[None]:
     """Whatever narrower dtype a program names is float64 inside the block."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Widen():
+        with mode or _Widen():
             yield
     finally:
         torch.set_default_dtype(default)
@@ -122,6 +129,33 @@ class _Widen(TorchDispatchMode):  # type: ignore[misc]
         if not func._schema.is_mutable:
             args, kwargs = tree_map_only(Tensor, _wide, (args, kwargs))
         return func(*args, **kwargs)
+
+
+class _Shake(_Widen):
+    """In fp64 as well, and every result that float32 would have rounded is off a little.
+
+    What float32 holds exactly (values that are copied or chosen, whole numbers) stays as it is.
+    """
+
+    def __init__(self, roundings: float, seed: int) -> None:
+        super().__init__()
+        self._roundings = roundings
+        self._draw = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.is_view:
+            return result
+        return tree_map_only(Tensor, self._written if func._schema.is_mutable else self._shaken, result)
+
+    def _written(self, tensor: Tensor) -> Tensor:
+        return tensor.copy_(self._shaken(tensor)) if tensor.is_floating_point() else tensor
+
+    def _shaken(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        off = 1 + self._roundings * (2 * torch.rand(tensor.shape, generator=self._draw, dtype=torch.float64) - 1)
+        return torch.where(tensor.float().double() == tensor, tensor, tensor * off)
 
 
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:

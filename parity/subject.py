@@ -1,6 +1,6 @@
 """The compiled model under test, with what it is compared with: calls, judgements, and what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ from .truth import Truth
 Tensors = Mapping[str, Tensor]
 
 MAX_CRASHES = 3
+SHAKES = 12  # runs that show which integers stand at an edge
+ROUNDINGS = 16  # that an operation may be off by: sums of many terms add theirs up
+EPSILON = {"float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}  # one rounding
 
 
 class Judgement(NamedTuple):
@@ -46,7 +49,7 @@ class Subject:
     warm: int = 0  # resident bytes of the child after its first call
     left_out: list[str] = field(default_factory=list)
     wider: Mapping[str, Tolerance] = field(default_factory=dict)  # in the place of the manifest's, where that is fair
-    spans: dict[str, tuple[int, int]] = field(init=False)
+    spans: dict[str, cases.Bounds] = field(init=False)
     middle: dict[str, int] = field(init=False)  # example sizes: small, and of no special size
 
     def __post_init__(self) -> None:
@@ -86,7 +89,13 @@ class Subject:
         return not reason
 
     def compare(
-        self, got: Tensors, wanted: Tensors, *, slack: float = 1.0, reference: Tensors | None = None
+        self,
+        got: Tensors,
+        wanted: Tensors,
+        *,
+        slack: float = 1.0,
+        reference: Tensors | None = None,
+        shaken: Sequence[Tensors] = (),
     ) -> tuple[Comparison, ...]:
         """Each output by the rules of judge.py."""
         return tuple(
@@ -98,6 +107,7 @@ class Subject:
                 strict=name in self.given,
                 slack=slack,
                 reference=None if reference is None else reference.get(name),
+                shaken=[outputs[name] for outputs in shaken],
             )
             for name in wanted
         )
@@ -107,8 +117,10 @@ class Subject:
         alike = got.dtype == wanted.dtype and got.shape == wanted.shape
         return wanted if self.random and alike else got
 
-    def judge(self, inputs: Tensors, got: Outcome, wanted: Outcome) -> Judgement:
-        """The verdict of one call beside eager's."""
+    def judge(
+        self, inputs: Tensors, got: Outcome, wanted: Outcome, dims: Mapping[str, int], *, stored: bool = False
+    ) -> Judgement:
+        """The verdict of one call beside eager's. `stored`: a server compares it too, maybe on another machine."""
         if isinstance(got, Crashed):
             return Judgement("crash", got.message)
         if isinstance(wanted, Raised):
@@ -118,9 +130,10 @@ class Subject:
         if isinstance(got, Raised):
             return Judgement("compiled-raises", got.message)
         assert isinstance(got, Returned) and isinstance(wanted, Returned)
-        outputs = self.compare(got.outputs, wanted.outputs)
+        shaken = self._shaken(inputs, dims) if stored or self._steps(got.outputs, wanted.outputs) else []
+        outputs = self.compare(got.outputs, wanted.outputs, shaken=shaken)
         if self._wants_reference(got.outputs, wanted.outputs) and (exact := self._exact(inputs)):
-            outputs = self.compare(got.outputs, wanted.outputs, reference=exact)
+            outputs = self.compare(got.outputs, wanted.outputs, reference=exact, shaken=shaken)
         return Judgement("pass" if all(found.ok for found in outputs) else "differs", "", outputs)
 
     def _wants_reference(self, got: Tensors, wanted: Tensors) -> bool:
@@ -131,6 +144,29 @@ class Subject:
             return True
         pairs = [(got[name], wanted[name]) for name in wanted if judge.has_floor(got[name], wanted[name])]
         return not self.fp64 or not all(judge.agrees_to_the_floor(*pair) for pair in pairs)
+
+    def _steps(self, got: Tensors, wanted: Tensors) -> bool:
+        """Whether an output that is no float differs."""
+        pairs = [(self._comparable(got[name], wanted[name]), wanted[name]) for name in wanted]
+        return any(not one.is_floating_point() and not torch.equal(one, other) for one, other in pairs)
+
+    def _shaken(self, inputs: Tensors, dims: Mapping[str, int]) -> list[Tensors]:
+        """What a few roundings change, for a model with outputs that are no floats; empty where it does not tell."""
+        contract = self.manifest.contract
+        dtypes = [*(each.dtype for each in contract.inputs), *(each.dtype for each in contract.outputs)]
+        floats: set[str] = {dtype for dtype in dtypes if "float" in dtype}
+        if self.truth is None or self.random or contract.state or "float64" in floats:
+            return []
+        if all("float" in output.dtype for output in contract.outputs):
+            return []
+        floats |= {"bfloat16"} if self.in_bf16(dims) else set()
+        roundings = ROUNDINGS * max((EPSILON[dtype] for dtype in floats), default=EPSILON["float32"])
+        double = self.truth.double
+
+        def shake(seed: int) -> Outcome:
+            return attempt(lambda given: double.shaken(given, roundings, seed), inputs)
+
+        return [found.outputs for found in map(shake, range(SHAKES)) if isinstance(found, Returned)]
 
     def _exact(self, inputs: Tensors) -> Tensors | None:
         """The outputs in fp64, if the model can."""

@@ -70,15 +70,17 @@ def run_files(
         calls = 0
         for begin in range(0, count, most):
             end = min(begin + most, count)
-            writer.write(begin, end, _run(session, sources, begin, end))
+            writer.write(begin, end, _run(session, sources, sizes, begin, end))
             calls += 1
             progress(end, count)
         seconds = time.perf_counter() - start
     return RunReport(count, calls, seconds, count / seconds, writer.summaries)
 
 
-def _run(session: Session, sources: Sources, begin: int, end: int) -> list[Tensor]:
-    """The outputs for these rows. A rest that is smaller than the smallest batch is padded, and cut back."""
+def _run(session: Session, sources: Sources, sizes: Mapping[str, int], begin: int, end: int) -> list[Tensor]:
+    """The outputs for these rows of inputs that have `sizes`. A rest that is smaller than the smallest batch is padded,
+    and cut back.
+    """
     contract = session.contract
     batch = contract.batch_dim
     inputs: dict[str, Tensor] = {}
@@ -93,7 +95,7 @@ def _run(session: Session, sources: Sources, begin: int, end: int) -> list[Tenso
         tensor = inputs[declared.name]
         if batch in declared.shape:
             shape = (contract.dim(batch).min, *tensor.shape[1:])
-            inputs[declared.name] = rows.fill(declared, [tensor], shape)
+            inputs[declared.name] = rows.fill(declared, [tensor], shape, sizes)
     prepared = session.prepare(inputs)
     outputs = session.run(prepared.tensors, prepared.dims)
     own = {**prepared.dims, batch: end - begin}

@@ -15,14 +15,16 @@ def join(declared: Input, parts: Sequence[Tensor], batch_dim: str | None, dims: 
     An input without the batch dim is the same in all parts: the first stands for them.
     """
     batched = batch_dim is not None and batch_dim in declared.shape[:1]
-    return fill(declared, parts if batched else parts[:1], shape_of(declared, dims))
+    return fill(declared, parts if batched else parts[:1], shape_of(declared, dims), dims)
 
 
-def fill(declared: Input, parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """`parts` after one another along axis 0, in a tensor of this shape; what is left over holds the pad value."""
+def fill(declared: Input, parts: Sequence[Tensor], shape: tuple[int, ...], dims: Mapping[str, int]) -> Tensor:
+    """`parts` after one another along axis 0, in a tensor of this shape; what is left over holds the pad value, one
+    that is allowed at the sizes `dims`.
+    """
     if parts[0].shape == shape:
         return parts[0]
-    joined = torch.full(shape, pad_value(declared), dtype=parts[0].dtype)
+    joined = torch.full(shape, pad_value(declared, dims), dtype=parts[0].dtype)
     at = 0
     for part in parts:  # none is a scalar: that would have the shape
         joined[(slice(at, at + part.shape[0]), *map(slice, part.shape[1:]))] = part

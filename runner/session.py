@@ -99,7 +99,7 @@ class Session:
         self._spans = constants.spans()
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._ranged = [(index, i.range) for index, i in enumerate(self.contract.inputs) if i.range is not None]
+        self._ranged = [(index, i) for index, i in enumerate(self.contract.inputs) if i.range is not None]
         self._checked: dict[tuple[object, ...], dict[str, int]] = {}
 
     @overload
@@ -170,7 +170,7 @@ class Session:
             as_numpy = as_numpy and not isinstance(value, Tensor)
         kind = (max_rows, *[(tensor.dtype, tensor.shape) for tensor in tensors])
         dims = self._checked.get(kind)
-        if dims is None or len(inputs) != len(tensors) or not self._in_range(tensors):
+        if dims is None or len(inputs) != len(tensors) or not self._in_range(tensors, dims):
             dims = self._check(inputs, max_rows)
             if len(self._checked) >= _REMEMBERED:
                 self._checked.clear()
@@ -256,20 +256,25 @@ class Session:
         return self._chosen[sizes]
 
     def _callers_own(self, outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-        """Copies of outputs that are an input or a constant themselves, which a later call could change."""
+        """Each output in memory of its own: copies of those that are an input or a constant, which a later call could
+        change, or that share memory with an output before them.
+        """
         spans = self._spans + [span(tensor) for tensor in inputs]
+        storages: set[int] = set()
         for index, output in enumerate(outputs):
-            address = output.data_ptr()
-            for start, end in spans:
-                if start <= address < end:
-                    outputs[index] = output.clone()
+            address, storage = output.data_ptr(), output.untyped_storage().data_ptr()
+            if storage in storages or any(start <= address < end for start, end in spans):
+                outputs[index] = output.clone()
+            elif storage:
+                storages.add(storage)
         return outputs
 
-    def _in_range(self, tensors: list[Tensor]) -> bool:
-        for index, (low, high) in self._ranged:
-            if tensors[index].numel():
+    def _in_range(self, tensors: list[Tensor], dims: Mapping[str, int]) -> bool:
+        for index, declared in self._ranged:
+            limits = contracts.limits_of(declared, dims)
+            if limits is not None and tensors[index].numel():
                 smallest, largest = values.extremes(tensors[index])
-                if smallest < low or largest > high:
+                if smallest < limits[0] or largest > limits[1]:
                     return False
         return True
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..bundle_format import tensors as safetensors
-from ..bundle_format.contract import Contract, Input, signature
+from ..bundle_format.contract import Contract, Input, limits_of, names_in, shape_of, signature
 from ..bundle_format.errors import BundleError, UsageError
 from .values import Array
 
@@ -80,12 +80,12 @@ class FileSource:
 
 
 class MadeSource:
-    """An input of zeros, ones or random numbers: normal, or inside the declared range."""
+    """An input of zeros, ones or random numbers: normal, or inside the range that it has at these sizes."""
 
-    def __init__(self, declared: Input, shape: tuple[int, ...], filling: Filling, seed: int) -> None:
+    def __init__(self, declared: Input, sizes: Mapping[str, int], filling: Filling, seed: int) -> None:
         self.dtype = declared.dtype
-        self.shape = shape
-        self._declared = declared
+        self.shape = shape_of(declared, sizes)
+        self._limits = limits_of(declared, sizes)
         self._filling = filling
         self._random = torch.Generator().manual_seed(seed)
 
@@ -101,7 +101,7 @@ class MadeSource:
             return torch.full(shape, int(self._filling == "ones"), dtype=dtype)
         if dtype.is_floating_point:
             return torch.randn(shape, generator=self._random).to(dtype)
-        low, high = (0, 1) if self.dtype == "bool" else self._declared.range or (_RANDOM_LOW, _RANDOM_HIGH - 1)
+        low, high = (0, 1) if self.dtype == "bool" else self._limits or (_RANDOM_LOW, _RANDOM_HIGH - 1)
         return torch.randint(low, min(high, 2**63 - 2) + 1, shape, generator=self._random).to(dtype)
 
 
@@ -128,8 +128,8 @@ def open_sources(
         if filling is None:
             sources[declared.name] = files[declared.name]
         else:
-            shape = _shape(contract, declared, sizes)
-            sources[declared.name] = MadeSource(declared, shape, filling, seed + index)
+            _check_known(contract, declared, sizes)
+            sources[declared.name] = MadeSource(declared, sizes, filling, seed + index)
     return sources
 
 
@@ -150,12 +150,12 @@ def _sizes(contract: Contract, files: Mapping[str, FileSource], dims: Mapping[st
     return sizes
 
 
-def _shape(contract: Contract, declared: Input, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    for axis in declared.shape:
-        if isinstance(axis, str) and axis not in sizes:
-            allowed = contract.dim(axis).allowed
-            raise UsageError(f"the dim `{axis}` has no size", f"add `--dim {axis}=SIZE`, allowed {allowed}")
-    return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in declared.shape)
+def _check_known(contract: Contract, declared: Input, sizes: Mapping[str, int]) -> None:
+    """UsageError where a dim that the input's shape or values depend on has no size."""
+    for expression in (*declared.shape, *(declared.range or ())):
+        for dim in sorted(names_in(expression) - set(sizes)):
+            allowed = contract.dim(dim).allowed
+            raise UsageError(f"the dim `{dim}` has no size", f"add `--dim {dim}=SIZE`, allowed {allowed}")
 
 
 def _open_npy(path: Path) -> tuple[str, Array]:

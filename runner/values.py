@@ -98,9 +98,9 @@ def scalars(constants: Mapping[str, object]) -> dict[str, Scalar]:
     return checked
 
 
-def pad_value(declared: Input) -> int | float:
+def pad_value(declared: Input, dims: Mapping[str, int]) -> int | float:
     """Of rows and positions that are no one's: the declared pad value, else 0, or the allowed value next to it."""
     if declared.pad is not None:
         return declared.pad
-    low, high = declared.range or (0, 0)
+    low, high = contracts.limits_of(declared, dims) or (0, 0)
     return min(max(0, low), high)

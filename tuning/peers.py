@@ -25,7 +25,6 @@ from ..bundle_format.manifest import Manifest
 from ..export.capture import capture
 from ..export.example import make_inputs, tracing_sizes
 from ..export.golden import load_golden
-from ..export.source import fresh_copy
 from ..parity.onnx import OnnxSession, twin
 from ..parity.truth import recorded_source
 from ..runner.stopwatch import Answer, Ask
@@ -112,7 +111,7 @@ def _torch(peer: Peer, *, compiled: bool) -> Callable[[Tensors], Bound]:
     """Where it goes to a device, a call takes the inputs there and the outputs back, as a server has to."""
     contract, manifest = _contract(peer)
     source = recorded_source(peer.model, Path(peer.weights) if peer.weights else None, manifest)
-    model = fresh_copy(source.model)
+    model = source.fresh()
     if peer.device:
         model = model.to(peer.device)
     if compiled:
@@ -145,7 +144,7 @@ def _aoti(peer: Peer) -> Callable[[Tensors], Bound]:
     shapes = {declared.name: declared.shape for declared in contract.inputs}
     ranges = {declared.name: declared.range for declared in contract.inputs}
     inputs = make_inputs(example.inputs, shapes, tracing_sizes(contract.dims, example.dims), ranges, 0)
-    captured = capture(fresh_copy(source.model), source.named(inputs), inputs, shapes, contract.dims)
+    captured = capture(source.fresh(), source.named(inputs), inputs, shapes, contract.dims)
     with tempfile.TemporaryDirectory(prefix="mctl-bench-") as folder:
         model = torch_private.stock_model(captured.exported, Path(folder, "model.pt2"))
 

@@ -28,6 +28,7 @@ const Option kOptions[] = {
     {"--libtorch", "PATH", &ServeOptions::libtorch, 0, 0,
      "libtorch_cpu.so or its folder [$MCTL_LIBTORCH, else beside]"},
     {"--instances", "N", &ServeOptions::instances, 1, 256, "worker processes [1]"},
+    {"--replicate-state", "", &ServeOptions::replicate_state, 1, 1, "each instance keeps the model's state for itself"},
     {"--threads", "N", &ServeOptions::threads, 1, 1024, "OpenMP threads of a worker [cores / instances]"},
     {"--max-batch-size", "ROWS", &ServeOptions::max_batch_size, 1, kMost, "[the contract's maximum]"},
     {"--max-queue-delay-us", "US", &ServeOptions::max_queue_delay_us, 0, kMost, "wait for company [0]"},

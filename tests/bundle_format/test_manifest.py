@@ -86,7 +86,17 @@ def test_the_schema_file_is_the_types_schema() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("my model", "my_model"), ("mlp", "mlp"), ("..", "model"), ("", "model"), ("für", "f_r"), ("a/b\\c", "a_b_c")],
+    [
+        ("my model", "my_model"),
+        ("mlp", "mlp"),
+        ("..", "model"),
+        ("", "model"),
+        ("für", "fur"),
+        ("(mlp) +", "mlp"),
+        ("模型", "model"),
+        ("m" * 200, "m" * 128),
+        ("a/b\\c", "a_b_c"),
+    ],
 )
 def test_name_from(text: str, name: str) -> None:
     assert manifests.name_from(text) == name

@@ -7,7 +7,20 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    CleanDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    RoundToInt,
+    ToFloat,
+    TruncToInt,
+)
 
 from mctl.bundle_format.contract import Dim, evaluate
 from mctl.bundle_format.errors import ExportError
@@ -43,10 +56,24 @@ def axis(expression: Any) -> int | str:
         (Max(2, 4 * T), "n"),
         (Min(1024, S), "seq"),
         (10 - S + 600, "610 - seq"),
+        (TruncToInt(1.5 * ToFloat(S)), "3*seq//2"),
+        (TruncToInt(ToFloat(S) * (1 / 3)), "seq//3"),
+        (TruncToInt(2.5 * ToFloat(4 * T)), "5*n//2"),
+        (CeilToInt(0.5 * ToFloat(S)) + 1, "(-((-seq)//2)) + 1"),
+        (FloorToInt(IntTrueDiv(3 * S, 4)), "3*seq//4"),
+        (6 * T, "3*n//2"),
+        (2 * T * S, "n*seq//2"),
     ],
 )
 def test_forms(expression: Any, text: str) -> None:
     assert axis(expression) == text
+
+
+@pytest.mark.parametrize("expression", [TruncToInt(0.29 * ToFloat(S)), RoundToInt(0.5 * ToFloat(S))])
+def test_what_rounding_makes_of_floats_is_no_fraction(expression: Any) -> None:
+    """0.29 * 100 is 28.999999999999996 in floats, and round(0.5) is 0, not 1."""
+    with pytest.raises(ExportError, match=r"is `(int\(0.29|round\(0.5)\*seq\)`, which a contract cannot say"):
+        axis(expression)
 
 
 def test_an_int_stays_one() -> None:

@@ -49,6 +49,42 @@ MODELS = {
         "output `output`: axis 0 depends on the values of a tensor",
         "a mask or a count",
     ),
+    "state in a tensor that is nobody's": Wrong(
+        "memory = torch.zeros(8)\n" + forward("memory.add_(x.sum(0))  # here\nreturn x + memory"),
+        (),
+        "the model changes a tensor that is no buffer",
+        "register_buffer",
+    ),
+    "an input that is so many times as long as another": Wrong(
+        """
+        class model(nn.Module):
+            def forward(self, x, y):
+                v = x.view(5, -1)
+                return torch.stack([v[i] - y for i in range(5)])
+        example_inputs = {"x": torch.randn(20), "y": torch.randn(4)}
+        """,
+        ("--dim n=1:8@y:0", "--dim m=5:40:5@x:0"),
+        "the model needs `m` to be `5*n`",
+        "make the one from the other inside the model",
+    ),
+    "a complex output": Wrong(
+        forward("return torch.fft.rfft(x)"),
+        BATCH,
+        "output `output` has dtype complex64",
+        "return `torch.view_as_real(z)`",
+    ),
+    "a complex output among others": Wrong(
+        forward("return {'x': x, 'parts': [torch.polar(x, x)]}"),
+        BATCH,
+        "output `parts.0` has dtype complex64",
+        "return `torch.view_as_real(z)`",
+    ),
+    "a sparse output": Wrong(
+        forward("return x.relu().to_sparse()"),
+        (),
+        "output `output` is not a dense tensor (sparse_coo)",
+        "return `x.to_dense()`",
+    ),
     "a fixed reshape": Wrong(
         forward("return x.reshape(6, 2, 4)  # here"),
         BATCH,

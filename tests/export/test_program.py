@@ -112,6 +112,19 @@ def test_an_input_option_replaces_a_part_of_the_example(tmp_path: Path) -> None:
     assert contract.inputs[0] == Input(name="batch.ids", dtype="int32", shape=("batch", "seq"), range=(0, 49))
 
 
+@pytest.mark.parametrize(("file", "name"), [("my model.py", "my_model"), ("modèle.py", "modele"), ("a+b.py", "a_b")])
+def test_a_name_is_made_of_the_files(tmp_path: Path, file: str, name: str) -> None:
+    report = export(write(tmp_path, LINEAR, file), "--dim batch=1:64")
+    assert report.manifest.name == name and load_program(report.path).manifest == report.manifest
+
+
+def test_a_name_that_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, LINEAR, "a+b.py")
+    assert export(path, name="ranker-2").manifest.name == "ranker-2"
+    with pytest.raises(UsageError, match="`a b` cannot be the name of a model"):
+        export(path, name="a b")
+
+
 def test_output_names(tmp_path: Path) -> None:
     body = forward("return x, x.sum(1)")
     contract = contract_of(tmp_path, body, "--dim batch=1:8", output_names=("copy", "total"))
@@ -165,6 +178,55 @@ def test_value_ranges_are_found_from_embeddings(
     init = f"self.table = nn.Embedding({rows}, 4)\nself.second = nn.Embedding(10, 4)"
     body = forward(code, "torch.ones(2, 6, dtype=torch.int32)", init)
     assert contract_of(tmp_path, body, "--dim batch=1:8").inputs[0].range == found
+
+
+INDEXING = {
+    "rows of as many as came": ("x[idx]", ("-n", "n-1")),
+    "rows that are added to": ("torch.zeros_like(x).index_add(0, idx, y)", (0, "n-1")),
+    "both": ("torch.zeros_like(x).index_add(0, idx, x[idx])", (0, "n-1")),
+    "gathered": ("torch.gather(x, 0, idx.unsqueeze(1).expand(-1, 3))", (0, "n-1")),
+    "rows of a sum of dims": ("torch.cat([x, y])[idx]", ("-k-n", "k+n-1")),
+    "rows of a table": ("self.table[idx]", (-20, 19)),
+    "rows of a table and of as many as came": ("self.table[idx] + x[idx]", ("-n", "n-1")),
+    "an index that is computed": ("self.table[idx * 2 - 1]", None),
+}
+
+
+@pytest.mark.parametrize("case", INDEXING)
+def test_value_ranges_are_found_from_what_is_indexed(tmp_path: Path, case: str) -> None:
+    code, wanted = INDEXING[case]
+    body = f"""
+    class model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(20, 3))
+        def forward(self, x, idx, y):
+            return {code}, x + self.table[0], y + 1
+    example_inputs = (torch.randn(7, 3), torch.tensor([0, 6, 2, 2, 5]), torch.randn(5, 3))
+    """
+    options = ("--dim n=2:9@x:0", "--dim k=1:40@idx:0,y:0")
+    inputs = {each.name: each for each in contract_of(tmp_path, body, *options, batch_dim="none").inputs}
+    assert inputs["idx"].range == wanted
+
+
+EDGES = """
+class model(nn.Module):
+    def forward(self, x, edges):
+        gathered = torch.zeros_like(x).index_add(0, edges[1] - 0, x[edges[0] + 0])
+        return x + gathered
+example_inputs = {"x": torch.randn(7, 6), "edges": torch.randint(0, 7, (2, 11))}
+"""
+EDGE_DIMS = ("--dim nodes=2:50@x:0", "--dim edges=1:200@edges:1")
+
+
+def test_a_range_over_dims(tmp_path: Path) -> None:
+    report = export(write(tmp_path, EDGES), *EDGE_DIMS, "--range edges=0:nodes-1", batch_dim="none")
+    assert report.manifest.contract.inputs[1].range == (0, "nodes-1")
+    with Archive.open(report.path) as archive:
+        for case in load_golden(archive):  # eager would have raised, too
+            assert case.inputs["edges"].min() >= 0 and case.inputs["edges"].max() < case.dims["nodes"]
+    with pytest.raises(UsageError, match="`--range edges`: the dim `node` is not declared"):
+        export(write(tmp_path, EDGES), *EDGE_DIMS, "--range edges=0:node-1", batch_dim="none")
 
 
 def test_a_range_option_goes_before_what_is_found(tmp_path: Path) -> None:
@@ -261,6 +323,69 @@ def test_changed_buffers_are_state(tmp_path: Path) -> None:
         assert [float(run({"x": torch.zeros(3, 8)})["output"][0, 0]) for _ in range(3)] == [3, 6, 9]
     for case in load_golden(opened.archive):  # each from the first state
         assert case.outputs["output"].equal(case.inputs["x"] + case.dims["batch"])
+
+
+CACHE = """
+class Layer:
+    def __init__(self):
+        self.keys = torch.zeros(4, 3)
+class model(nn.Module):
+    def __init__(self, registered={registered}):
+        super().__init__()
+        self.layers = {{"all": [Layer(), Layer()]}}
+        for at, layer in enumerate(self.layers["all"] if registered else ()):
+            self.register_buffer(f"keys_{{at}}", layer.keys, persistent=False)
+    def forward(self, x, pos):
+        for layer in self.layers["all"]:
+            layer.keys.index_copy_(0, pos, x)
+            x = x + layer.keys.sum(0)
+        return x
+example_inputs = {{"x": torch.randn(1, 3), "pos": torch.tensor([1])}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("registered", "names"),
+    [(True, ["keys_0", "keys_1"]), (False, ["layers_all_0_keys", "layers_all_1_keys"])],
+)
+def test_state_in_plain_objects(tmp_path: Path, registered: bool, names: list[str]) -> None:
+    path = write(tmp_path, CACHE.format(registered=registered))
+    report = export(path, batch_dim="none")
+    contract = report.manifest.contract
+    assert [state.name for state in contract.state] == names and contract.inputs[1].range == (0, 3)
+    program, model = load_program(report.path), load_source(str(path)).model
+    run = run_exported(program)
+    for pos in (0, 2, 2, 3):
+        x = torch.full((1, 3), float(pos + 1))
+        with torch.no_grad():
+            assert torch.equal(run({"x": x, "pos": torch.tensor([pos])})["output"], model(x, torch.tensor([pos])))
+
+
+HOOKED = """
+class model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 2)
+        self.kept = {}
+        self.features.register_forward_hook(lambda module, args, out: self.kept.__setitem__("features", out))
+        with torch.no_grad():
+            self(torch.randn(2, 8))  # an output of another call is there already
+    def forward(self, x):
+        y = self.head(self.features(x))
+        return y, self.kept["features"].mean(-1)
+example_inputs = {"x": torch.randn(3, 8)}
+"""
+
+
+def test_a_hook_that_keeps_an_output_for_later(tmp_path: Path) -> None:
+    path = write(tmp_path, HOOKED)
+    report = export(path, "--dim batch=1:8")
+    model, x = load_source(str(path)).model, torch.randn(5, 8)
+    with torch.no_grad():
+        wanted = model(x)
+    got = run_exported(load_program(report.path))({"x": x})
+    for name, tensor in zip(("output_0", "output_1"), wanted, strict=True):
+        torch.testing.assert_close(got[name], tensor)
 
 
 def test_a_random_model_has_no_golden_cases(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_kinds_of_values_follow_the_inputs() -> None:
 
     assert kinds(X) == ["zeros", "large"]
     assert kinds(IDS) == ["zeros", "low", "high"]
-    assert kinds(X, FREE) == ["zeros", "large", "low", "high", "below", "above"]
+    assert kinds(X, FREE) == ["zeros", "large", "low", "high", "beside", "below", "above"]
 
 
 def test_a_model_without_dims() -> None:
@@ -82,6 +82,39 @@ def test_values() -> None:
     assert set(made("zeros")["ids"].unique().tolist()) == {5}  # the closest that is allowed
     assert (made("below")["free"] == -1).all() and (made("above")["free"] == 2**31 - 1).all()
     assert made("above")["ids"].max() <= 30
+    # examples have shown 3..9: the neighbours, and up to 64 times as far away as they are apart
+    assert set(made("beside")["free"].unique().tolist()) == {16, -4, 10, 2, 37, -25, 457}
+    assert made("beside")["ids"].max() <= 30
+
+
+def test_indices_near_the_example_tell_what_the_far_ends_do_not() -> None:
+    """`table[ids * 2 - 5]` of 64 rows: twice the largest int64, less 5, is -7 and so a row."""
+    free = Input(name="ids", dtype="int64", shape=("batch", 4))
+    model, seen = contract(free, dims=(BATCH,)), {"ids": torch.tensor([3, 29])}
+    table = torch.zeros(64)
+
+    def raises(kind: str) -> bool:
+        ids = tensors(model, Case({"batch": 2}, kind), 0, spans(model, [seen]))["ids"]  # type: ignore[arg-type]
+        try:
+            table[ids * 2 - 5]
+        except IndexError:
+            return True
+        return False
+
+    assert [raises(kind) for kind in ("normal", "below", "above", "beside")] == [False, False, False, True]
+
+
+def test_values_of_a_range_over_dims_follow_the_sizes() -> None:
+    edges = Input(name="edges", dtype="int64", shape=(2, "seq"), range=(0, "batch-1"))
+    model = contract(X, edges, dims=(BATCH, SEQ))
+    for nodes in (1, 7, 64):
+        made = {
+            kind: tensors(model, Case({"batch": nodes, "seq": 500}, kind), 0, spans(model, []))["edges"]  # type: ignore[arg-type]
+            for kind in ("normal", "low", "high")
+        }
+        assert (
+            made["normal"].min() == made["low"].max() == 0 and made["normal"].max() == made["high"].min() == nodes - 1
+        )
 
 
 def test_the_same_seed_makes_the_same_inputs() -> None:

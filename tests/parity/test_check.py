@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mctl.bundle_format.contract import Dim, Input, Output, State
+from mctl.bundle_format.manifest import Tolerance
 from mctl.export.golden import Case
 from mctl.parity.check import run_checks
 from mctl.parity.report import Result, fair_tolerances
@@ -46,6 +47,72 @@ def test_a_stored_case_is_enough() -> None:
     golden = Case("batch=3", {"batch": 3}, {"x": x}, {"y": torch.tanh(x) * 2})
     assert verdicts(checked(good, golden=(golden,)))["golden"] == {"pass"}
     assert verdicts(checked(the_same(torch.tanh), golden=(golden,)))["golden"] == {"differs"}
+
+
+def steps(x: torch.Tensor) -> torch.Tensor:
+    return (x / 3 * 640).round().to(torch.int64)
+
+
+def above(x: torch.Tensor) -> torch.Tensor:
+    return (x / 3 * 640 - 0.5) % 1 > 0.5
+
+
+def place(x: torch.Tensor) -> torch.Tensor:
+    return (x / 3).exp().argmax(1, keepdim=True).expand(-1, 4).contiguous()
+
+
+AT_EDGES = torch.tensor([[(k + 0.5) * 3 / 640 for k in (0, 1, 3, 4)]])  # none is a float32, as that of 2 would be
+ALL_ALIKE = torch.full((1, 4), 0.7) * torch.tensor([[1.0, 1 + 1e-7, 1 - 1e-7, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "other_side", "step"),
+    [
+        (steps, AT_EDGES, lambda x: 2 * (x.double() / 3 * 640).floor().long() + 1 - steps(x), 1.0),
+        (above, AT_EDGES, lambda x: ~above(x), 1.0),
+        (place, ALL_ALIKE, lambda x: torch.full((1, 4), 2), 2.0),
+    ],
+    ids=["rounded", "compared", "the place of the largest"],
+)
+def test_integers_made_from_floats_may_fall_to_either_side_of_an_edge(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    other_side: Callable[[torch.Tensor], torch.Tensor],
+    step: float,
+) -> None:
+    dtype = "bool" if function is above else "int64"
+    model = contract(outputs=(Output(name="y", dtype=dtype, shape=("batch", 4)),))
+    stored = (Case("batch=1", {"batch": 1}, {"x": x}, {"y": function(x)}),)
+
+    def compiled(change: Callable[[torch.Tensor], torch.Tensor]) -> Model:
+        return the_same(lambda given: change(given) if torch.equal(given, x) else function(given))
+
+    def golden(change: Callable[[torch.Tensor], torch.Tensor]) -> Result:
+        results = checked(compiled(change), lambda: the_same(function), model=model, golden=stored)
+        return next(result for result in results if result.check == "golden")
+
+    fallen = golden(other_side)
+    assert (fallen.verdict, fallen.outputs[0].rule) == ("pass", "edge")
+    assert fair_tolerances([fallen]) == {"y": Tolerance(rtol=0.0, atol=step)}, "a server compares the case too"
+    assert fair_tolerances([golden(function)]) == {"y": Tolerance(rtol=0.0, atol=step)}, "on another machine perhaps"
+    if function is steps:
+        assert golden(lambda x: function(x) + 7).verdict == "differs"
+    if function is place:
+        assert golden(lambda x: torch.full((1, 4), 3)).verdict == "differs"
+
+
+def test_integers_that_stand_at_no_edge_are_exact() -> None:
+    x = torch.tensor([[1.0, 2.0, 3.0, 250.0]])  # whole numbers: nothing is rounded on the way
+    model = contract(outputs=(Output(name="y", dtype="int32", shape=("batch", 4)),))
+
+    def eager(given: torch.Tensor) -> torch.Tensor:
+        return (given * 4).floor().int()
+
+    wrong = the_same(lambda given: torch.where(given == 3.0, eager(given) - 1, eager(given)))
+    golden = (Case("batch=1", {"batch": 1}, {"x": x}, {"y": eager(x)}),)
+    results = checked(wrong, lambda: the_same(eager), model=model, golden=golden)
+    assert next(result for result in results if result.check == "golden").verdict == "differs"
+    assert fair_tolerances(results) == {}
 
 
 def test_nan_only_in_the_compiled_model() -> None:

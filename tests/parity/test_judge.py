@@ -91,8 +91,23 @@ def test_equal_special_values_are_no_error() -> None:
 def test_integers_and_bools_are_exact(dtype: torch.dtype) -> None:
     wanted = torch.tensor([0, 1, 1]).to(dtype)
     assert compare("y", wanted.clone(), wanted).ok
-    found = compare("y", torch.tensor([0, 1, 0]).to(dtype), wanted, tolerance=Tolerance(rtol=9, atol=9))
+    found = compare("y", torch.tensor([0, 1, 0]).to(dtype), wanted, tolerance=Tolerance(rtol=9, atol=0))
     assert not found.ok and found.rule == "exact" and found.worst == (2,)
+
+
+def test_a_step_of_integers_that_was_found_fair_before() -> None:
+    """The manifest's tolerance of an output of integers is the largest step at an edge that parity has seen."""
+    wanted, step = torch.tensor([7, 8, 9]), Tolerance(rtol=0.0, atol=1.0)
+    found = compare("y", torch.tensor([7, 9, 9]), wanted, tolerance=step)
+    assert found.ok and found.rule == "edge" and found.needed == step
+    assert not compare("y", torch.tensor([7, 10, 9]), wanted, tolerance=step).ok
+
+
+def test_integers_that_a_few_roundings_change() -> None:
+    wanted, shaken = torch.tensor([7, 8, 9]), [torch.tensor([7, 9, 9]), torch.tensor([7, 8, 5])]
+    assert compare("y", torch.tensor([7, 9, 5]), wanted, shaken=shaken).rule == "edge"
+    assert not compare("y", torch.tensor([6, 8, 9]), wanted, shaken=shaken).ok
+    assert compare("y", wanted, wanted, shaken=shaken).needed == Tolerance(rtol=0.0, atol=4.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16])

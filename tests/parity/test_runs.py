@@ -38,6 +38,9 @@ class Session:
             time.sleep(60)
         if wanted == "share":
             return {"y": memory.copy_(inputs[wanted])}
+        if wanted == "views":
+            x = inputs[wanted]
+            return {"x": x, "again": x, "turned": x.t(), "row": x[0], "wide": x[:, :1].expand(2, 4), "none": x[:0]}
         print("hello from the model")
         return inputs
 
@@ -91,6 +94,13 @@ def test_outputs_that_were_kept_are_seen_as_they_are_now(compiled: Compiled) -> 
     first = compiled.ask(Ask("call", keep=True), {"share": X["x"]})
     compiled({"share": X["x"] + 1})
     assert first["y"].equal(X["x"]) and compiled.ask(Ask("kept"))["y"].equal(X["x"] + 1)
+
+
+def test_outputs_that_share_memory(compiled: Compiled) -> None:
+    x = X["x"]
+    wanted = {"x": x, "again": x, "turned": x.t(), "row": x[0], "wide": x[:, :1].expand(2, 4), "none": x[:0]}
+    found = compiled({"views": x})
+    assert list(found) == list(wanted) and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def test_a_crash_is_a_verdict_and_the_next_call_gets_a_new_process(compiled: Compiled) -> None:

@@ -1,4 +1,4 @@
-"""Outputs that are inputs, constants or state themselves; a scalar, ids with a range, and bfloat16."""
+"""Outputs that are inputs, constants, state or one another, whole or in part; a scalar, ids with a range, bfloat16."""
 
 import torch
 from torch import nn
@@ -13,12 +13,19 @@ class Odd(nn.Module):
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
         self.calls.add_(1)
+        scaled = self.embedding(ids) * scale
         return {
             "same": x,
+            "same_again": x,
             "turned": x.t(),
+            "column": x[:, 1],
             "fixed": self.fixed,
             "calls": self.calls,
-            "scaled": self.embedding(ids) * scale,
+            "calls_again": self.calls,
+            "scaled": scaled,
+            "scaled_again": scaled,
+            "scaled_turned": scaled.t(),
+            "scaled_columns": scaled[:, 1:],
             "half": (x * 2).bfloat16(),
         }
 

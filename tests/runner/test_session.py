@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -27,7 +28,10 @@ from mctl.bundle_format.errors import (
     WrongKindError,
 )
 from mctl.bundle_format.layout import WEIGHTS
+from mctl.export import golden
+from mctl.runner import native
 from mctl.runner.session import Session, load
+from mctl.runner.stopwatch import Ask, runner_stopwatch
 
 Eager = Callable[[str], nn.Module]
 
@@ -47,7 +51,7 @@ def odd_bundle(tmp_path_factory: pytest.TempPathFactory, mctl_ok: Callable[..., 
     folder = tmp_path_factory.mktemp("odd")
     source = Path(__file__).parent / "odd_model.py"
     mctl_ok("export", source, "--dim", "batch=1:8@x:0,ids:0", "-o", folder / "program.pt2")
-    mctl_ok("compile", folder / "program.pt2", "-o", folder / "bundle.pt2", "--no-parity")
+    mctl_ok("compile", folder / "program.pt2", "-o", folder / "bundle.pt2")
     return folder / "bundle.pt2"
 
 
@@ -155,6 +159,27 @@ def test_values_out_of_range(odd: Session) -> None:
 # --- kinds of tensors --------------------------------------------------------------------------------------------
 
 
+def test_a_range_over_dims_follows_the_sizes_of_each_call(session_over: Callable[..., Session]) -> None:
+    session = session_over(
+        Contract(
+            dims=(Dim(name="nodes", min=2, max=50), Dim(name="edges", min=1, max=200)),
+            inputs=(
+                Input(name="edges", dtype="int64", shape=(2, "edges"), range=(0, "nodes-1")),
+                Input(name="x", dtype="float32", shape=("nodes", 3)),
+            ),
+            outputs=(Output(name="y", dtype="float32", shape=("nodes", 3)),),
+        ),
+        lambda tensors: [tensors[1] * 2],
+    )
+    edges = torch.tensor([[0, 6], [6, 1]])
+    for _ in range(2):  # the second time sizes are known
+        session(edges=edges, x=torch.ones(7, 3))
+        said = message(lambda: session(edges=edges, x=torch.ones(6, 3)))
+        assert said == "input 'edges': value 6, allowed 0..5 (0..nodes-1)"
+        said = message(lambda: session(edges=edges + 1, x=torch.ones(7, 3)))
+        assert said == "input 'edges': value 7, allowed 0..6 (0..nodes-1)"
+
+
 def test_the_answer_is_of_the_family_of_the_inputs(mixed_bundle: Path) -> None:
     session = load(mixed_bundle)
     inputs = mixed_inputs()
@@ -234,12 +259,34 @@ def test_outputs_belong_to_the_caller(odd: Session) -> None:
     odd(**inputs)
     x.zero_()
     assert all(torch.equal(first[name], kept[name]) for name in kept)
-    for out in first.values():
+    untouched = list(first)
+    for name, out in first.items():
         out.fill_(77)
+        untouched.remove(name)
+        assert all(torch.equal(first[other], kept[other]) for other in untouched), f"`{name}` shares memory"
     again = odd(**(inputs | {"x": kept["same"]}))
     assert torch.equal(again["fixed"], torch.arange(3.0))
     assert torch.equal(again["calls"], torch.full((2,), 3.0))
     assert torch.equal(again["scaled"], kept["scaled"])
+
+
+def test_outputs_that_share_memory_in_the_runner(odd_bundle: Path, tmp_path: Path) -> None:
+    x, ids = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
+    inputs = {"x": x, "ids": ids, "scale": torch.tensor(2.0)}
+    given, got = tmp_path / "inputs", tmp_path / "outputs"
+    given.write_bytes(b"".join(map(bytes, golden.dump_case(golden.Case("", {}, inputs, {})))))
+    with runner_stopwatch(native.find_runner(), odd_bundle, native.find_libtorch(), 1) as runner:
+        for _ in range(3):  # a tensor that is let go of twice ends the process, now or later
+            runner.time(Ask(str(given), {"batch": 2}, "", 10.0, calls=4, outputs=str(got)))
+    outputs = {name.removeprefix("output."): tensor for name, tensor in load_tensors(got.read_bytes()).items()}
+    assert torch.equal(outputs["same"], x) and torch.equal(outputs["same_again"], x)
+    assert torch.equal(outputs["turned"], x.t()) and torch.equal(outputs["column"], torch.tensor([1.0, 4.0]))
+    assert outputs["calls"].tolist() == outputs["calls_again"].tolist() == [4.0, 4.0]
+    assert torch.equal(outputs["scaled_again"], outputs["scaled"])
+    assert torch.equal(outputs["scaled_turned"], outputs["scaled"].t())
+    assert torch.equal(outputs["scaled_columns"], outputs["scaled"][:, 1:])
+    with load(odd_bundle) as session:
+        assert torch.equal(session(**inputs)["scaled"], outputs["scaled"])
 
 
 def test_state_is_counted_and_reset(stateful_bundle: Path, eager: Eager) -> None:

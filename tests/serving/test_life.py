@@ -240,6 +240,15 @@ def test_a_port_in_use_and_a_bad_address(mlp_bundle: Path, refusal: Callable[...
     assert (code, text) == (1, "error: no such address: `no.such.host.invalid`\n")
 
 
+def test_state_is_not_split_over_instances_unless_it_is_asked_for(
+    stateful_bundle: Path, refusal: Callable[..., tuple[int, str]]
+) -> None:
+    code, said = refusal(stateful_bundle, "--instances", "2")
+    assert code == 2 and "the model keeps state between calls" in said and "`--replicate-state`" in said
+    with Server(stateful_bundle, "--instances", "2", "--replicate-state") as server:
+        assert len(server.workers()) == 2
+
+
 def test_files_that_are_no_bundle(tmp_path: Path, mlp_program: Path, refusal: Callable[..., tuple[int, str]]) -> None:
     (tmp_path / "text").write_text("hello")
     for path in (tmp_path / "missing", tmp_path / "text", tmp_path, mlp_program):

@@ -20,6 +20,12 @@ json::array tensors(std::span<const Tensor> tensors) {
   return list;
 }
 
+// A number, or an expression over dims.
+json::value end_of(const Expression& end) {
+  const auto number = end.constant();
+  return number ? json::value(*number) : json::value(end.text());
+}
+
 json::object properties(const Listed& model) {
   const Manifest& manifest = model.manifest;
   const Contract& contract = manifest.contract;
@@ -29,7 +35,7 @@ json::object properties(const Listed& model) {
   }
   for (const Tensor& input : contract.inputs) {
     signatures[input.name] = signature(input);
-    if (input.range) ranges[input.name] = {input.range->first, input.range->second};
+    if (input.range) ranges[input.name] = {end_of(input.range->low), end_of(input.range->high)};
   }
   for (const Tensor& output : contract.outputs) signatures[output.name] = signature(output);
   for (const auto& [dim, sizes] : manifest.buckets) buckets[dim] = json::array(sizes.begin(), sizes.end());
@@ -43,9 +49,10 @@ json::object properties(const Listed& model) {
   return all;
 }
 
-json::value example_element(const Tensor& input) {
+json::value example_element(const Tensor& input, std::span<const std::int64_t> dims) {
   if (input.dtype == Dtype::boolean) return false;
-  return input.range ? std::clamp<std::int64_t>(0, input.range->first, input.range->second) : 0;
+  const auto [low, high] = limits_of(input, dims);
+  return std::clamp<std::int64_t>(0, low, high);
 }
 
 std::string quoted(std::string_view text) {
@@ -70,7 +77,7 @@ std::string example(const Listed& model, const std::string& url, bool token) {
     if (body.back() == '}') body += ',';
     body += "{\"name\":" + json::serialize(json::value(input.name)) + ",\"datatype\":\"" +
             std::string(oip_name_of(input.dtype)) + "\",\"shape\":" + json::serialize(shape) + ",\"data\":";
-    const json::value element = example_element(input);
+    const json::value element = example_element(input, smallest);
     if (count <= kMaxExample) {
       body += json::serialize(json::array(count, element)) + "}";
     } else {

@@ -41,10 +41,11 @@ void repeat(std::byte* target, std::size_t count, const std::array<std::byte, 8>
 }
 
 // The pad value, or the allowed value that is nearest to zero.
-std::array<std::byte, 8> filler_of(const Tensor& input) {
+std::array<std::byte, 8> filler_of(const Tensor& input, std::span<const std::int64_t> dims) {
   double value = input.pad.value_or(0);
   if (!input.pad && input.range) {
-    value = static_cast<double>(std::clamp<std::int64_t>(0, input.range->first, input.range->second));
+    const auto [low, high] = limits_of(input, dims);
+    value = static_cast<double>(std::clamp<std::int64_t>(0, low, high));
   }
   std::array<std::byte, 8> filler{};
   store(input.dtype, value, filler.data());
@@ -60,7 +61,9 @@ Packing::Packing(const Manifest& manifest) : contract_(manifest.contract) {
     const auto found = manifest.buckets.find(contract_.dims[d].name);
     if (found != manifest.buckets.end()) buckets_[d] = found->second;
   }
-  for (const Tensor& input : contract_.inputs) fillers_.push_back(filler_of(input));
+  DimSizes smallest;
+  for (const Dim& dim : contract_.dims) smallest.push_back(dim.min);
+  for (const Tensor& input : contract_.inputs) fillers_.push_back(filler_of(input, smallest));
   for (const Tensor& output : contract_.outputs) {
     per_item_.push_back(batch_dim_ ? rows_per_item(output, *batch_dim_) : std::nullopt);
     const bool batched = std::any_of(output.shape.begin(), output.shape.end(),

@@ -109,6 +109,11 @@ ServedModel::ServedModel(Descriptor bundle, Manifest manifest, const ModelSource
 
 // What the settings leave open follows from the bundle.
 Status ServedModel::plan(const ModelSettings& settings) {
+  if (settings.instances > 1 && !contract().state.empty() && !settings.replicate_state) {
+    return usage("the model keeps state between calls (`" + contract().state[0].name + "`), and each of " +
+                 std::to_string(settings.instances) +
+                 " instances would keep its own: serve one, or write `--replicate-state` if that is meant");
+  }
   batching_.max_queue_delay_us = settings.max_queue_delay_us;
   batching_.default_timeout_us = settings.default_timeout_ms * 1000;
   if (auto set = set_target(batching_, settings); !set) return set;

@@ -23,6 +23,7 @@ struct ModelSettings {
   std::optional<std::int64_t> max_request_rows;   // max_queue_size
   std::int64_t worker_timeout = 60;               // seconds
   Start start = Start::full;
+  bool replicate_state = false;  // each instance of a model with state keeps its own
 };
 
 // How worker processes are run: the same for all models of a server.

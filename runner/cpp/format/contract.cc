@@ -133,36 +133,47 @@ std::pair<T, T> extremes(std::span<const std::byte> data) {
   return {low, high};
 }
 
+bool is_over_dims(const ValueRange& range) { return range.low.uses_dims() || range.high.uses_dims(); }
+
+Result<std::int64_t> value_of(const Expression& expression, std::span<const std::int64_t> dims) {
+  const auto value = expression.evaluate(dims);
+  return value ? *value : Result<std::int64_t>(invalid(expression.fault(dims)));
+}
+
 template <class T>
-Status check_range(const Tensor& declared, std::span<const std::byte> data) {
+Status check_range(const Tensor& declared, std::span<const std::byte> data, std::span<const std::int64_t> dims) {
+  const auto least = value_of(declared.range->low, dims), most = value_of(declared.range->high, dims);
+  if (!least) return least.error();
+  if (!most) return most.error();
   if (data.size() < sizeof(T)) return Done{};
-  const auto [least, most] = *declared.range;
   const auto [low, high] = extremes<T>(data);
   for (const T value : {low, high})
-    if (std::cmp_less(value, least) || std::cmp_greater(value, most))
-      return invalid(input(declared.name) + ": value " + to_string(value) + ", allowed " + to_string(least) + ".." +
-                     to_string(most));
+    if (std::cmp_less(value, *least) || std::cmp_greater(value, *most)) {
+      const std::string ends = to_string(*least) + ".." + to_string(*most), declared_as = declared.range->text();
+      return invalid(input(declared.name) + ": value " + to_string(value) + ", allowed " + ends +
+                     (declared_as == ends ? "" : " (" + declared_as + ")"));
+    }
   return Done{};
 }
 
-Status check_values(const Tensor& declared, std::span<const std::byte> data) {
+Status check_values(const Tensor& declared, std::span<const std::byte> data, std::span<const std::int64_t> dims) {
   switch (declared.dtype) {
     case Dtype::u8:
-      return check_range<std::uint8_t>(declared, data);
+      return check_range<std::uint8_t>(declared, data, dims);
     case Dtype::u16:
-      return check_range<std::uint16_t>(declared, data);
+      return check_range<std::uint16_t>(declared, data, dims);
     case Dtype::u32:
-      return check_range<std::uint32_t>(declared, data);
+      return check_range<std::uint32_t>(declared, data, dims);
     case Dtype::u64:
-      return check_range<std::uint64_t>(declared, data);
+      return check_range<std::uint64_t>(declared, data, dims);
     case Dtype::i8:
-      return check_range<std::int8_t>(declared, data);
+      return check_range<std::int8_t>(declared, data, dims);
     case Dtype::i16:
-      return check_range<std::int16_t>(declared, data);
+      return check_range<std::int16_t>(declared, data, dims);
     case Dtype::i32:
-      return check_range<std::int32_t>(declared, data);
+      return check_range<std::int32_t>(declared, data, dims);
     case Dtype::i64:
-      return check_range<std::int64_t>(declared, data);
+      return check_range<std::int64_t>(declared, data, dims);
     default:
       return Done{};
   }
@@ -246,14 +257,29 @@ bool can_hold(Dtype dtype, double value) {
   return dtype == Dtype::boolean ? value == 0 || value == 1 : std::abs(value) <= 1e308;
 }
 
-Status check_input(const Tensor& declared) {
-  if (auto shape = check_shape(input(declared.name), declared.shape); !shape) return shape;
-  const auto limits = limits_of(declared.dtype);
-  if (declared.range) {
-    const auto [low, high] = *declared.range;
-    if (!limits || low < limits->first || low > high || high > limits->second)
-      return unsound(input(declared.name) + " has no sound value range: " + to_string(low) + ".." + to_string(high));
+// Of integers, within their dtype where it is fixed, and not empty where all dims are smallest or all largest.
+bool is_sound(const ValueRange& range, Dtype dtype, std::span<const Dim> dims) {
+  const auto limits = limits_of(dtype);
+  if (!limits) return false;
+  for (const Expression* end : {&range.low, &range.high})
+    if (!end->uses_dims())
+      if (const auto fixed = end->constant(); !fixed || *fixed < limits->first || *fixed > limits->second) return false;
+  DimSizes smallest, largest;
+  for (const Dim& dim : dims) {
+    smallest.push_back(dim.min);
+    largest.push_back(dim.max);
   }
+  for (const DimSizes& sizes : {smallest, largest}) {
+    const auto low = range.low.evaluate(sizes), high = range.high.evaluate(sizes);
+    if (!low || !high || *low > *high) return false;
+  }
+  return true;
+}
+
+Status check_input(const Tensor& declared, std::span<const Dim> dims) {
+  if (auto shape = check_shape(input(declared.name), declared.shape); !shape) return shape;
+  if (declared.range && !is_sound(*declared.range, declared.dtype, dims))
+    return unsound(input(declared.name) + " has no sound value range: " + declared.range->text());
   if (declared.pad && !can_hold(declared.dtype, *declared.pad))
     return unsound(input(declared.name) + " has a pad value that " + std::string(name_of(declared.dtype)) +
                    " cannot hold");
@@ -262,7 +288,7 @@ Status check_input(const Tensor& declared) {
 
 Status check_tensors(const Contract& contract) {
   for (const Tensor& declared : contract.inputs)
-    if (auto sound = check_input(declared); !sound) return sound;
+    if (auto sound = check_input(declared, contract.dims); !sound) return sound;
   for (const Tensor& output : contract.outputs)
     if (auto sound = check_shape("output " + quoted(output.name), output.shape); !sound) return sound;
   for (const State& state : contract.state)
@@ -277,8 +303,11 @@ std::string batch_fault(const Contract& contract, std::size_t batch) {
                        [batch](const Expression& axis) { return axis.uses(batch); });
   };
   if (contract.dims[batch].multiple != 1) return "it has a multiple";
-  for (const Tensor& declared : contract.inputs)
+  for (const Tensor& declared : contract.inputs) {
     if (beyond_first(declared)) return input(declared.name) + " has it on an axis other than 0";
+    if (declared.range && (declared.range->low.uses(batch) || declared.range->high.uses(batch)))
+      return input(declared.name) + " has it in the range of its values";
+  }
   for (const Tensor& output : contract.outputs) {
     if (!rows_per_item(output, batch)) return "output " + quoted(output.name) + " does not have it as axis 0";
     if (beyond_first(output)) return "output " + quoted(output.name) + " has it on an axis other than 0";
@@ -358,8 +387,13 @@ Result<DimSizes> check(const Contract& contract, std::span<const Given> given, s
     for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis)
       if (auto fits = check_axis(contract, declared, axis, tensor.shape[axis], max_rows, bound); !fits)
         return fits.error();
-    if (declared.range)
-      if (auto values = check_values(declared, tensor.data); !values) return values.error();
+    if (declared.range && !is_over_dims(*declared.range))
+      if (auto values = check_values(declared, tensor.data, {}); !values) return values.error();
+  }
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const Tensor& declared = contract.inputs[i];  // its range may be over dims of inputs that come later
+    if (declared.range && is_over_dims(*declared.range))
+      if (auto values = check_values(declared, given[order[i]].data, bound); !values) return values.error();
   }
   return bound;
 }
@@ -404,6 +438,12 @@ Result<std::size_t> bytes_of(Dtype dtype, std::span<const std::int64_t> shape) {
 Result<std::size_t> bytes_of(const Tensor& tensor, std::span<const std::int64_t> dims) {
   const auto shape = shape_of(tensor, dims);
   return shape ? bytes_of(tensor.dtype, *shape) : Result<std::size_t>(shape.error());
+}
+
+Limits limits_of(const Tensor& tensor, std::span<const std::int64_t> dims) {
+  if (!tensor.range) return {0, 0};
+  const auto low = tensor.range->low.evaluate(dims), high = tensor.range->high.evaluate(dims);
+  return low && high && *low <= *high ? Limits(*low, *high) : Limits(0, 0);
 }
 
 std::string signature(const Tensor& tensor) {

@@ -27,12 +27,19 @@ std::string_view oip_name_of(Dtype dtype);  // "FP32"
 std::optional<Dtype> dtype_from_name(std::string_view name);
 std::optional<Dtype> dtype_from_oip(std::string_view name);
 
+struct ValueRange {  // smallest and largest value that is allowed
+  Expression low, high;
+  std::string text() const { return low.text() + ".." + high.text(); }
+};
+
+using Limits = std::pair<std::int64_t, std::int64_t>;
+
 struct Tensor {  // a declared input or output
   std::string name;
   Dtype dtype = Dtype::f32;
   std::vector<Expression> shape;
-  std::optional<std::pair<std::int64_t, std::int64_t>> range;  // inputs: allowed values, integer dtypes
-  std::optional<double> pad;                                   // inputs: pads non-batch dims
+  std::optional<ValueRange> range;  // inputs: allowed values, integer dtypes
+  std::optional<double> pad;        // inputs: pads non-batch dims
 };
 
 using Scalar = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
@@ -73,6 +80,8 @@ Status check_constant(const Contract& contract, std::string_view name, const Sca
 Result<std::vector<std::int64_t>> shape_of(const Tensor& tensor, std::span<const std::int64_t> dims);
 Result<std::size_t> bytes_of(const Tensor& tensor, std::span<const std::int64_t> dims);  // overflow is an error
 Result<std::size_t> bytes_of(Dtype dtype, std::span<const std::int64_t> shape);
+// The ends of the range at these sizes; of a tensor without a range, or where an end has no value, zeros.
+Limits limits_of(const Tensor& tensor, std::span<const std::int64_t> dims);
 std::string signature(const Tensor& tensor);  // float32[batch,128]
 
 // The most bytes that the tensor has for any sizes of these dims.

@@ -32,6 +32,14 @@ Expression read_axis(const json::value& value, const std::string& where, std::sp
   return allowed ? *axis : Expression::fixed(0);
 }
 
+// The end of a value range: an integer or an expression over dims.
+Expression read_end(const json::value& value, const std::string& where, std::span<const Dim> dims, std::string& fault) {
+  if (!value.is_string()) return Expression::fixed(integer_of(value, where, fault));
+  const auto end = Expression::parse(std::string_view(value.get_string()), dims);
+  if (!end && fault.empty()) fault = where + ": " + end.error().text;
+  return end ? *end : Expression::fixed(0);
+}
+
 // An integer that a double holds.
 bool is_exact(const json::value& value) {
   constexpr std::int64_t most = std::int64_t{1} << 53;
@@ -49,9 +57,11 @@ Tensor read_tensor(const json::value& value, const std::string& where, std::span
     tensor.shape.push_back(read_axis(axis, at, dims, !is_input, fault));
   });
   if (const auto* range = is_input ? fields.nullable("range") : nullptr) {
-    const auto ends = integers_of(*range, where + ".range", fault);
-    if (ends.size() != 2) fields.fail("range", "is no pair");
-    if (ends.size() == 2) tensor.range = {ends[0], ends[1]};
+    const std::string at = where + ".range";
+    const auto* ends = range->if_array();
+    if (ends == nullptr || ends->size() != 2) fields.fail("range", "is no pair");
+    if (ends != nullptr && ends->size() == 2)
+      tensor.range = {read_end((*ends)[0], at + "[0]", dims, fault), read_end((*ends)[1], at + "[1]", dims, fault)};
   }
   if (const auto* pad = is_input ? fields.nullable("pad") : nullptr) {
     tensor.pad = fields.number("pad");

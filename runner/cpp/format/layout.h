@@ -22,7 +22,7 @@ constexpr std::string_view kBundleSchema = "mctl.bundle/1";
 constexpr std::string_view kNeedingSchema = "mctl.bundle/2";
 constexpr std::string_view kProgramSchema = "mctl.program/1";
 
-constexpr std::array<std::string_view, 1> kNeeds = {"libraries"};
+constexpr std::array<std::string_view, 2> kNeeds = {"libraries", "ranges-over-dims"};
 
 constexpr std::size_t kMaxMembers = 1 << 16;
 constexpr std::size_t kMaxName = 512;

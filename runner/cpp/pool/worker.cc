@@ -42,11 +42,13 @@ void set_text(char (&target)[N], const std::string& text) {
 
 // Writes `count` elements of the value 1, or of the nearest one that is allowed: never a divisor of zero, nor a mask
 // that hides everything.
-void fill_ones(const Tensor& declared, std::span<std::byte> data) {
+void fill_ones(const Tensor& declared, const DimSizes& dims, std::span<std::byte> data) {
   const std::size_t item = item_size(declared.dtype);
   std::uint64_t bits = 1;
-  if (declared.range)
-    bits = static_cast<std::uint64_t>(std::clamp<std::int64_t>(1, declared.range->first, declared.range->second));
+  if (declared.range) {
+    const auto [low, high] = limits_of(declared, dims);
+    bits = static_cast<std::uint64_t>(std::clamp<std::int64_t>(1, low, high));
+  }
   switch (declared.dtype) {
     case Dtype::f16:
       bits = 0x3c00;
@@ -151,7 +153,7 @@ class Worker {
         for (std::size_t i = 0; i < manifest_.contract.inputs.size(); ++i) {
           const auto bytes = bytes_of(manifest_.contract.inputs[i], dims);
           if (!bytes) return bytes.error();
-          fill_ones(manifest_.contract.inputs[i], arena_->input(0, i).first(*bytes));
+          fill_ones(manifest_.contract.inputs[i], dims, arena_->input(0, i).first(*bytes));
         }
         if (auto ran = run_slot(0, *bundle_.variant(dims), dims); !ran) {
           if (ran.error().code != Code::model) return Error{ran.error().code, "warm-up failed: " + ran.error().text};

@@ -111,7 +111,7 @@ BOOST_AUTO_TEST_CASE(packing_smallest_batches) {
 BOOST_AUTO_TEST_CASE(packing_fillers_are_allowed_values) {
   Manifest manifest = manifest_of();
   manifest.contract.inputs[0].pad.reset();
-  manifest.contract.inputs[0].range = {5, 9};
+  manifest.contract.inputs[0].range = {Expression::fixed(5), Expression::fixed(9)};
   const Packing packing(manifest);
   Arena arena = *Arena::create(*model_areas(manifest.contract));
   packing.fill_pad_rows(arena, 0, {2, 2}, 1);
