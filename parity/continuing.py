@@ -113,10 +113,10 @@ class Live:
             return self.model.whole(torch.tensor(tokens))
 
     def whole64(self, tokens: Sequence[int]) -> Tensor | None:
-        from ..export.source import fresh_copy
+        from ..export.fresh import Fresh
 
         try:
-            self._double = self._double or fresh_copy(self.model.module, double=True)
+            self._double = self._double or Fresh(self.model.module).double()
             with torch.no_grad():
                 made = self.model.whole(torch.tensor(tokens), self._double)
         except Exception:  # whatever the model raises: it does not run in float64
