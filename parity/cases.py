@@ -81,7 +81,7 @@ def _corners(dims: tuple[Dim, ...]) -> list[dict[str, int]]:
 
 def unranged(contract: Contract, case: Case) -> tuple[str, ...]:
     """Inputs of which the case tries integers that only a declared range would refuse."""
-    if case.values not in ("below", "above"):
+    if case.values not in UNDECLARED:
         return ()
     return tuple(declared.name for declared in contract.inputs if _unbounded(declared))
 

@@ -8,7 +8,6 @@ import msgspec
 
 from ..bundle_format.contract import Strict
 from ..bundle_format.manifest import Tolerance
-from .cases import UNDECLARED
 from .judge import Comparison
 from .onnx import Runs
 
