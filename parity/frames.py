@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from torch import Tensor
 
-from ..bundle_format.tensors import save_bytes
+from ..bundle_format.tensors import dump
 from ..export.raw import loaded, stored
 
 LENGTHS = struct.Struct("<QQ")
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 
 def pack(head: msgspec.Struct, tensors: Tensors) -> bytes:
     encoded = msgspec.json.encode(head)
-    body = save_bytes(stored(tensors)) if tensors else b""
+    body = b"".join(map(bytes, dump(stored(tensors)))) if tensors else b""
     return LENGTHS.pack(len(encoded), len(body)) + encoded + body
 
 
