@@ -4,6 +4,7 @@ It reads a Request from standard input and writes messages to the file descripto
 input stays open as long as the parent lives: when it ends, the child removes its work folder and kills its group.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ import msgspec
 from ..bundle_format import tensors
 from ..bundle_format.errors import MctlError
 from . import torch_private
+from .building import Kept
+from .cache import Cache
 from .constants import make_dense, store
 from .inductor import known_settings, settings
 from .protocol import LIBRARY, WEIGHTS, Done, Failed, Message, Phase, Request
@@ -57,6 +60,7 @@ def _die_with_parent(stdin: IO[bytes], folders: tuple[str, ...]) -> None:
 
 
 def _compile(request: Request, say: Say) -> Done:
+    gc.set_threshold(100_000)  # what torch makes lives to the end: to look through it for garbage takes seconds
     say(Phase("start torch"))
     import torch
 
@@ -75,7 +79,8 @@ def _compile(request: Request, say: Say) -> Done:
     make_dense(exported.constants)
     say(Phase("lower to C++"))
     starting_cpp = partial(say, Phase("compile C++"))
-    compiled = compile_variant(exported, contract, request.recipe, chosen, starting_cpp, notes.setdefault)
+    kept = _kept(request)
+    compiled = compile_variant(exported, contract, request.recipe, chosen, starting_cpp, notes.setdefault, kept)
     say(Phase("write the constants"))
     work = Path(request.work)
     shutil.move(compiled.library, work / LIBRARY)
@@ -84,6 +89,11 @@ def _compile(request: Request, say: Say) -> Done:
     versions = str(torch.__version__), torch.version.git_version
     callers, by_name = compiled.callers, compiled.by_name
     return Done(references, _peak_bytes(), *versions, callers, by_name, compiled.layers, notes=tuple(notes))
+
+
+def _kept(request: Request) -> Kept | None:
+    folder = Path(request.work) / "cache"
+    return Kept(Cache(Path(request.kept)), request.makers, folder) if request.kept else None
 
 
 def _peak_bytes() -> int:

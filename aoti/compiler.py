@@ -274,6 +274,8 @@ class _Builder:
                 march=self.machine.march,
                 features=self.machine.features,
                 recipe=recipe,
+                kept=str(default_folder() or ""),
+                makers=f"{compiler_version(self._compiler)}, torch {importlib.metadata.version('torch')}",
             )
             self.workspace.require_space(sum(entry.size for entry in self.program.members.values()))
             done, seconds = run_child(request, self.options.timeout, progress)

@@ -22,7 +22,7 @@ _DEFAULTS: dict[str, Any] = {
     # torch probes the CPU by loading a small library that links to libtorch; with link_libtorch off the probe always
     # fails, and the code would not be vectorised
     "cpp.vec_isa_ok": True,
-    "aot_inductor.precompile_headers": False,  # pays from the second compile on, and every compile here is the first
+    "aot_inductor.precompile_headers": False,  # building.py does, and keeps them
     "aot_inductor.enable_line_tables": False,
     # otherwise a hash of, among others, this machine's paths, which the library then holds
     "aot_inductor.model_name_for_generated_files": "model",

@@ -27,6 +27,8 @@ class Request(msgspec.Struct, frozen=True):
     march: str | None
     features: tuple[str, ...]  # what inductor may find on the CPU
     recipe: Recipe
+    kept: str = ""  # the folder of what earlier compiles made; empty: there is none
+    makers: str = ""  # the compiler and torch, by their versions
 
 
 class Phase(msgspec.Struct, frozen=True, tag=True):

@@ -7,6 +7,7 @@ or a note, which the bundle keeps and `mctl inspect` shows. Each was tried with 
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,8 +98,9 @@ def c_functions(declarations: dict[Any, list[str]]) -> dict[str, Any]:
 def pretend_cpu(features: Sequence[str], note: Note) -> None:
     """inductor generates code for a CPU with these flags of /proc/cpuinfo, not for this machine's.
 
-    Touches: `torch.cpu._is_*_supported`, which inductor asks.
-    Why: `--target` names another machine; vectors are as wide as that one has.
+    Touches: `torch.cpu._is_*_supported`, which inductor asks, and `VecISA.check_build`, by which it tries then whether
+    the compiler knows them, with up to six small libraries.
+    Why: `--target` names another machine; vectors are as wide as that one has. These are flags that the compiler knows.
     Otherwise: noted; what inductor asks instead is this machine.
     """
     import torch
@@ -115,6 +117,9 @@ def pretend_cpu(features: Sequence[str], note: Note) -> None:
         if not hasattr(torch.cpu, name):
             note(f"{installed()} has no `torch.cpu.{name}`: its code is for the machine that compiled, as to `{flag}`")
         setattr(torch.cpu, name, lambda found=flag in features: found)
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    VecISA.check_build = lambda self, code: True
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -243,6 +248,41 @@ def watching(starting_cpp: "Callable[[Lowered, str | None], None]", note: Note) 
         yield lowered
     finally:
         AotCodeCompiler.compile = original
+
+
+@contextmanager
+def building(
+    start: Callable[[Sequence[str]], None], finish: Callable[[], Sequence[Path]], note: Note
+) -> Iterator[None]:
+    """`start` gets the command of each C++ file of a variant, and need not wait for it. `finish` waits for all, and
+    names more objects for the library.
+
+    Touches: `CppBuilder.build`, replaced; `get_command_line`, `_sources_args`.
+    Why: torch compiles one file after another, each with all of its headers: building.py.
+    Otherwise: noted; files are compiled as torch does it.
+    """
+    from torch._inductor import cpp_builder
+
+    original = getattr(cpp_builder.CppBuilder, "build", None)
+    if original is None or not hasattr(cpp_builder.CppBuilder, "get_command_line"):
+        note(f"compiling takes longer: {installed()} calls the C++ compiler in a way that this mctl does not know")
+        yield
+        return
+
+    def build(self: Any) -> None:
+        command = shlex.split(self.get_command_line())
+        if "-c" in command and command[1].endswith(".cpp"):
+            start(command)
+            return
+        if command[1].endswith(".o"):
+            self._sources_args += "".join(f" {shlex.quote(str(made))}" for made in finish())
+        original(self)
+
+    cpp_builder.CppBuilder.build = build
+    try:
+        yield
+    finally:
+        cpp_builder.CppBuilder.build = original
 
 
 class Lowered:

@@ -1,13 +1,15 @@
 """One variant: a program through torch's compiler, and what has to be true of the result."""
 
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import CompileError, MctlError
 from . import torch_private
+from .building import Builds, Kept
 from .constants import check_storable
 from .dispatch import write_call
 from .protocol import Recipe
@@ -43,9 +45,10 @@ def compile_variant(
     settings: dict[str, Any],
     starting_cpp: Callable[[], None],
     note: torch_private.Note,
+    kept: Kept | None = None,
 ) -> Compiled:
     """Calls inductor; `starting_cpp` is called before the C++ compiler is, and `note` with what of mctl's changes to
-    torch did not apply. CompileError says what torch cannot do."""
+    torch did not apply. `kept`: what compilers' runs have in common. CompileError says what torch cannot do."""
     import torch
 
     if recipe.dims:
@@ -68,11 +71,13 @@ def compile_variant(
         starting_cpp()
 
     by_name: set[str] = set()
+    builds = Builds(kept, _run)
     with (
         torch_private.every_size_stays(note),
         torch_private.small_loops_alone(note),
         torch_private.calls_by_name(lambda *call: by_name.add(write_call(*call)), note),
         torch_private.watching(starting, note) as graphs,
+        torch_private.building(builds.start, builds.finish, note),
     ):
         try:
             library, constants = torch_private.compile_library(module, args, kwargs, settings)
@@ -135,6 +140,13 @@ def _chain(error: BaseException | None) -> "Iterator[BaseException]":
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _run(command: Sequence[str]) -> None:
+    """Of the C++ compiler."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode:
+        raise _compiler_failed(done.stdout)
 
 
 def _compiler_failed(output: str) -> CompileError:
