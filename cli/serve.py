@@ -1,4 +1,4 @@
-"""`mctl serve`: a bundle over HTTP, by mctl-runner."""
+"""`mctl serve`: bundles over HTTP, by mctl-runner."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +10,9 @@ from . import console
 
 def serve(
     context: typer.Context,
-    bundle: Annotated[Path, typer.Argument(help="What `mctl compile` wrote.")] = Path("bundle.pt2"),
+    bundles: Annotated[
+        list[Path] | None, typer.Argument(metavar="BUNDLE…", help="What `mctl compile` wrote [bundle.pt2].")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="0: a free one, told on stderr [8000].")] = None,
     token_file: Annotated[
@@ -62,11 +64,11 @@ def serve(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what is started as one JSON object.")] = False,
 ) -> None:
-    """Serve a bundle over HTTP: Open Inference Protocol v2, dynamic batching, Prometheus metrics."""
+    """Serve bundles over HTTP: Open Inference Protocol v2, dynamic batching, Prometheus metrics."""
     from ..runner import native
 
-    options = {name: value for name, value in context.params.items() if name not in ("bundle", "libtorch", "json")}
-    ready = native.prepare(bundle, libtorch, options, console.say)
+    options = {name: value for name, value in context.params.items() if name not in ("bundles", "libtorch", "json")}
+    ready = native.prepare(bundles or [Path("bundle.pt2")], libtorch, options, console.say)
     console.say(f"host: {ready.verdict.kind}, {ready.verdict.reason}")
     if json:
         console.emit_json(

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,30 +27,45 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What will serve a bundle: the host verdict, and the program with its arguments."""
+    """What will serve bundles: the host verdict (of several, the least good), the program with its arguments, and what
+    it has in its environment beside this process's own."""
 
     verdict: Verdict
     command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare(bundle: Path, libtorch: Path | None, options: Mapping[str, object], say: Say) -> Start:
-    """All that can be known before the server starts. HostError where the bundle cannot be served here.
+def prepare(bundles: Sequence[Path], libtorch: Path | None, options: Mapping[str, object], say: Say) -> Start:
+    """All that can be known before the server starts. HostError where a bundle cannot be served here.
 
     `options` are those of `mctl-runner serve` by their names in Python; None and False: not given.
     """
     check_platform()
-    with open_bundle(bundle) as archive:
-        folder = libtorch_for(archive.manifest, libtorch)
-        runner = None if folder else find_runner(say)  # a checkout builds the shim with it
-        verdict = host.host_verdict(archive.manifest, folder)
-    if not verdict.ok:
-        raise HostError(f"this machine cannot run `{bundle}`: {verdict.reason}", verdict.hint)
-    words = ["serve", str(bundle), *([f"--libtorch={folder}"] if folder else [])]
+    checked = [_check_bundle(bundle, libtorch, say) for bundle in bundles]
+    verdict = max((verdict for verdict, _ in checked), key=lambda verdict: verdict.kind != "optimal")
+    folders = [folder for _, folder in checked]
+    found = next((folder for folder in folders if folder), None)
+    # Where standalone bundles are served beside others, `--libtorch` would make them use it too.
+    named = [f"--libtorch={found}"] if found and all(folders) else []
+    environment = {"MCTL_LIBTORCH": str(found)} if found and not all(folders) else {}
+    words = ["serve", *map(str, bundles), *named]
     for name, value in options.items():
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag}={value}")
-    return Start(verdict, (str(runner or find_runner(say)), *words))
+    return Start(verdict, (str(find_runner(say)), *words), environment)
+
+
+def _check_bundle(bundle: Path, libtorch: Path | None, say: Say) -> tuple[Verdict, Path | None]:
+    """Whether this machine runs it, and the folder of libtorch that it takes."""
+    with open_bundle(bundle) as archive:
+        folder = libtorch_for(archive.manifest, libtorch)
+        if not folder:
+            find_runner(say)  # a checkout builds the shim with it
+        verdict = host.host_verdict(archive.manifest, folder)
+    if not verdict.ok:
+        raise HostError(f"this machine cannot run `{bundle}`: {verdict.reason}", verdict.hint)
+    return verdict, folder
 
 
 def become(start: Start) -> NoReturn:
@@ -59,7 +74,7 @@ def become(start: Start) -> NoReturn:
     sys.stderr.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would hand that on
         signal.signal(number, signal.SIG_DFL)
-    os.execv(start.command[0], start.command)
+    os.execve(start.command[0], start.command, os.environ | start.environment)
 
 
 def find_runner(say: Say = lambda _: None) -> Path:

@@ -43,7 +43,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_words_for_the_runner(mlp_bundle: Bundle, runner: Path) -> None:
     options = {"host": "::1", "port": 0, "max_batch_size": None, "no_verify": True, "null": False, "idle_timeout": 9}
-    start = native.prepare(mlp_bundle, None, options, silent)
+    start = native.prepare([mlp_bundle], None, options, silent)
     libtorch = native.find_libtorch()
     assert (libtorch / "libtorch_cpu.so").is_file()
     assert start.verdict.ok
@@ -57,6 +57,19 @@ def test_the_words_for_the_runner(mlp_bundle: Bundle, runner: Path) -> None:
         "--no-verify",
         "--idle-timeout=9",
     )
+    assert start.environment == {}
+
+
+def test_several_bundles_of_which_one_needs_no_libtorch(
+    mlp_bundle: Bundle, runner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libtorch = native.find_libtorch()
+    needs = iter([libtorch, None])
+    monkeypatch.setattr(native, "libtorch_for", lambda manifest, named: next(needs))
+    monkeypatch.setattr(native.host, "host_verdict", lambda manifest, folder: native.Verdict("optimal", "as compiled"))
+    start = native.prepare([mlp_bundle, mlp_bundle], None, {}, silent)
+    assert start.command == (str(runner), "serve", str(mlp_bundle), str(mlp_bundle))
+    assert start.environment == {"MCTL_LIBTORCH": str(libtorch)}  # `--libtorch` would be the standalone one's too
 
 
 def test_libtorch_is_found_without_importing_torch() -> None:
@@ -81,19 +94,19 @@ def test_libtorch_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_serving_needs_linux(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(native.platform, "machine", lambda: machine)
-    error = refusal(lambda: native.prepare(Path("bundle.pt2"), None, {}, silent))
+    error = refusal(lambda: native.prepare([Path("bundle.pt2")], None, {}, silent))
     assert error.message.startswith("serving needs Linux on x86-64 or aarch64, this is ")
     assert error.hint == "`mctl run` works here"
 
 
 def test_what_cannot_be_served(mlp_program: Path, mlp_bundle: Bundle, tmp_path: Path, runner: Path) -> None:
-    assert "is a program" in refusal(lambda: native.prepare(mlp_program, None, {}, silent), WrongKindError).message
+    assert "is a program" in refusal(lambda: native.prepare([mlp_program], None, {}, silent), WrongKindError).message
     with archives.open_bundle(mlp_bundle) as source:
         assert source.manifest.target is not None
         target = msgspec.structs.replace(source.manifest.target, features=("avx1024",))
         path = tmp_path / "later.pt2"
         archives.rewrite(source, path, msgspec.structs.replace(source.manifest, target=target), {})
-    assert "`avx1024`" in refusal(lambda: native.prepare(path, None, {}, silent)).message
+    assert "`avx1024`" in refusal(lambda: native.prepare([path], None, {}, silent)).message
 
 
 def test_serve_has_the_runners_options() -> None:

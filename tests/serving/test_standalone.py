@@ -185,7 +185,7 @@ def test_a_symbol_that_the_shim_lacks_is_named(bundle: Path, tmp_path: Path) -> 
     more = msgspec.structs.replace(variant, imports=(*variant.imports, "aoti_torch_cpu__fft_r2c"))
     path = changed(bundle, tmp_path / "more.pt2", variants=(more,))
     with pytest.raises(HostError, match="mctl's shim lacks `aoti_torch_cpu__fft_r2c`") as refused:
-        native.prepare(path, None, {}, print)
+        native.prepare([path], None, {}, print)
     assert "--libtorch" in (refused.value.hint or "")
     with pytest.raises(HostError, match="mctl's shim lacks `aoti_torch_cpu__fft_r2c`; name a libtorch"):
         runner_stopwatch(runner(), path, None, 1)
