@@ -27,18 +27,14 @@ def two(mlp_bundle: Path, cnn_bundle: Path) -> Iterator[Server]:
 
 def test_each_answers_under_its_name(two: Server, mlp: Mlp, cnn_bundle: Path) -> None:
     x = np.random.default_rng(1).normal(size=(3, 128)).astype(np.float32)
-    answer = two.request("/v2/models/mlp/infer", json.dumps(infer_json(input=x)).encode())
+    answer = two.request("/v2/models/mlp/infer", json.dumps(infer_json(x=x)).encode())
     assert answer.status == 200 and answer.json()["model_name"] == "mlp"
     np.testing.assert_allclose(next(iter(outputs_of(answer).values())), mlp(x), rtol=1e-4, atol=1e-5)
     metadata = two.request("/v2/models/cnn").json()
     assert metadata["name"] == "cnn" and metadata["versions"] == ["1"]
-    declared = metadata["inputs"][0]
-    shape = [1 if size == -1 else size for size in declared["shape"]]
-    image = np.zeros(shape, np.float32)
-    assert (
-        two.request("/v2/models/cnn/infer", json.dumps(infer_json(**{declared["name"]: image})).encode()).status == 200
-    )
-    wrong = two.request("/v2/models/cnn/infer", json.dumps(infer_json(input=x)).encode())
+    image = np.zeros((1, 3, 16, 24), np.float32)
+    assert two.request("/v2/models/cnn/infer", json.dumps(infer_json(image=image)).encode()).status == 200
+    wrong = two.request("/v2/models/cnn/infer", json.dumps(infer_json(x=x)).encode())
     assert wrong.status == 400  # the MLP's tensors are not the CNN's
 
 
@@ -86,7 +82,7 @@ def test_a_dead_worker_of_one_is_not_the_others(two: Server) -> None:
             break
         time.sleep(0.1)
     assert sorted(restarts.values()) == [0.0, 1.0]
-    assert two.request("/v2/models/mlp/infer", json.dumps(infer_json(input=x)).encode()).status == 200
+    assert two.request("/v2/models/mlp/infer", json.dumps(infer_json(x=x)).encode()).status == 200
 
 
 def test_the_same_bundle_twice_is_refused(refusal, mlp_bundle: Path, tmp_path: Path) -> None:
