@@ -127,6 +127,8 @@ class Kernels:
 def linked(arguments: list[str], folder: Path) -> Kernels:
     """The host with what the compiler's `arguments` name."""
     library = folder / "kernels.so"
-    command = [*find_compiler(), "-shared", "-fPIC", "-fopenmp", str(HOST), *arguments, "-o", str(library)]
+    # Its own C interface, also where another test made libtorch's global in this process.
+    own = "-Wl,-Bsymbolic"
+    command = [*find_compiler(), "-shared", "-fPIC", "-fopenmp", own, str(HOST), *arguments, "-o", str(library)]
     subprocess.run(command, check=True)
     return Kernels(library)
