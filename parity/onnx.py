@@ -43,7 +43,7 @@ def twin(bundle: Path, file: Path | None) -> tuple[bytes, tuple[str, ...]]:
         if file is None and ONNX in archive.members:
             data = bytes(archive.view(ONNX))
         else:
-            data = (file or _beside(bundle, record(source))).read_bytes()
+            data = _bytes_of(file or _beside(bundle, record(source)))
     try:
         model = onnx.load_model_from_string(data)
         onnx.checker.check_model(model)
@@ -66,6 +66,13 @@ def _beside(bundle: Path, wanted: Mapping[str, str]) -> Path:
         return path
     hint = "make it with `mctl export --onnx`, or say where it is with `--onnx FILE`"
     raise UsageError(f"there is no ONNX model of this export in `{bundle}`, and none in `{folder}`", hint)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"there is no ONNX model in `{path}`: {(error.strerror or str(error)).lower()}") from error
 
 
 def _properties(path: Path) -> dict[str, str]:

@@ -113,7 +113,7 @@ def test_serve_has_the_runners_options() -> None:
     """Each option of the binary is one of `mctl serve`, by the same name, and nothing else is handed on."""
     table = (native.SOURCES / "options.cc").read_text()
     runners = set(re.findall(r'\{"--([a-z-]+)", "', table))
-    own = {name.replace("_", "-") for name in inspect.signature(serve).parameters} - {"context", "bundle", "json"}
+    own = {name.replace("_", "-") for name in inspect.signature(serve).parameters} - {"context", "bundles", "json"}
     assert own == runners
 
 

@@ -135,13 +135,13 @@ def test_made_up_inputs(session: Session, model: Model) -> None:
 
 def test_random_numbers_are_the_seeds_and_in_range() -> None:
     ids = CONTRACT.inputs[1]
-    draw = [MadeSource(ids, (1000,), "random", seed).whole() for seed in (1, 1, 2)]
+    draw = [MadeSource(ids, {"batch": 1000}, "random", seed).whole() for seed in (1, 1, 2)]
     assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
     assert draw[0].dtype == torch.int32 and sorted(set(draw[0].tolist())) == [5, 6, 7, 8, 9]
     for dtype in ("bool", "uint16", "uint64", "int8", "float16", "float64"):
         declared = Input(name="v", dtype=dtype, shape=(4,))
-        assert MadeSource(declared, (4,), "random", 0).whole().dtype == getattr(torch, dtype)
-    assert MadeSource(Input(name="v", dtype="uint8", shape=(4,)), (4,), "ones", 0).whole().tolist() == [1] * 4
+        assert MadeSource(declared, {}, "random", 0).whole().dtype == getattr(torch, dtype)
+    assert MadeSource(Input(name="v", dtype="uint8", shape=(4,)), {}, "ones", 0).whole().tolist() == [1] * 4
 
 
 @pytest.mark.parametrize(

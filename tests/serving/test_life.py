@@ -144,8 +144,10 @@ def test_draining_answers_what_was_accepted(mlp_bundle: Path, mlp: Mlp, number: 
         assert kept.send(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n").read().status == 200
         with stopped(server):
             inputs = [random(rows) for rows in (1, 2, 3)]
-            accepted = [start(pool, server, x) for x in inputs]
-            eventually(lambda: server.metrics()["mctl_queue_rows"] + server.metrics()["mctl_inflight_batches"] > 2)
+            accepted = [start(pool, server, inputs[0])]
+            eventually(lambda: server.metrics()["mctl_inflight_batches"] == 1)
+            accepted += [start(pool, server, x) for x in inputs[1:]]
+            eventually(lambda: server.metrics()["mctl_queue_rows"] == 5)
             server.process.send_signal(number)
             eventually(lambda: server.request("/v2/health/ready").status == 503)
             refused = server.request(INFER, *infer_binary(x=random(1)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,12 +117,13 @@ def test_the_peer_that_torch_compiles_is_the_model_at_every_size(mlp_bundle: Pat
 
 def test_peers_that_cannot_be_had_are_named(mlp_bundle: Path, tmp_path: Path, run_mctl) -> None:  # type: ignore[no-untyped-def]
     peers = "eager,onnxruntime,eager-cuda"
+    mlp_bundle = shutil.copy(mlp_bundle, tmp_path / "mlp.pt2")  # no ONNX model lies beside it
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = run_mctl("bench", mlp_bundle, "--dim", "batch=1", "--against", peers, cwd=tmp_path, env=hidden)
     assert done.returncode == 0, done.stderr
     assert f"left out: eager-cuda: torch {torch.__version__} sees no CUDA device\n" in done.stdout
     assert "left out: eager: there is no `mlp.py` here (say where the model is with `--model MODEL.py`)" in done.stdout
-    assert "left out: onnxruntime: there is no ONNX model in" in done.stdout
+    assert "left out: onnxruntime: there is no ONNX model of this export in" in done.stdout
     assert "mlp 1, 1 thread\n" in done.stdout
     wrong = run_mctl("bench", mlp_bundle, "--against", "tensorrt")
     assert wrong.returncode == 2 and "`--against tensorrt` is not known" in wrong.stderr
