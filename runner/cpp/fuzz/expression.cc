@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <tuple>
 
 #include "check.h"
 

@@ -11,6 +11,7 @@
 #include "format/contract_json.h"
 #include "format/elements.h"
 #include "format/json.h"
+#include "format/text.h"
 
 namespace mctl {
 namespace {
@@ -24,22 +25,15 @@ Contract contract_of(std::string_view text) {
   return contract;
 }
 
-Manifest manifest_of(std::string_view contract) {
-  Manifest manifest;
-  manifest.name = manifest.version = "m";
-  manifest.contract = contract_of(contract);
-  return manifest;
-}
-
-const Manifest kModels[] = {
-    manifest_of(
+const Contract kModels[] = {
+    contract_of(
         R"({"dims": [{"name": "batch", "min": 1, "max": 8}, {"name": "seq", "min": 2, "max": 16, "multiple": 2}],
       "inputs": [{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"], "range": [0, 99]},
                  {"name": "x", "dtype": "float32", "shape": ["batch", 2]},
                  {"name": "mask", "dtype": "bool", "shape": ["batch"]}],
       "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 2]}],
       "constants": [{"name": "k", "value": 2}], "batch_dim": "batch"})"),
-    manifest_of(R"({"dims": [{"name": "batch", "min": 1, "max": 8}],
+    contract_of(R"({"dims": [{"name": "batch", "min": 1, "max": 8}],
       "inputs": [{"name": "x", "dtype": "float16", "shape": ["batch", 2]}],
       "outputs": [{"name": "y", "dtype": "float16", "shape": ["batch", 2]}], "batch_dim": "batch"})"),
 };
@@ -119,13 +113,12 @@ void check_elements(const Contract& contract, const InferRequest::Input& input) 
   require(again && std::ranges::equal(again->inputs.at(0).data, input.data), "elements survive JSON");
 }
 
-void check_answer(const Manifest& manifest, const InferRequest& request, const DimSizes& dims) {
+void check_answer(const Contract& contract, const InferRequest& request, const DimSizes& dims) {
   std::vector<OutputView> outputs;
   std::vector<std::vector<std::byte>> zeros;
-  for (const Tensor& output : manifest.contract.outputs) zeros.emplace_back(*bytes_of(output, dims));
-  for (std::size_t i = 0; i < zeros.size(); ++i)
-    outputs.push_back({*shape_of(manifest.contract.outputs[i], dims), zeros[i]});
-  const auto answer = answer_infer(manifest.name, manifest.version, manifest.contract, request, outputs);
+  for (const Tensor& output : contract.outputs) zeros.emplace_back(*bytes_of(output, dims));
+  for (std::size_t i = 0; i < zeros.size(); ++i) outputs.push_back({*shape_of(contract.outputs[i], dims), zeros[i]});
+  const auto answer = answer_infer("m", "1", contract, request, outputs);
   require(static_cast<bool>(answer), "zeros can be answered");
   if (answer->type == "application/json") {
     const auto json = parse_json(answer->body);
@@ -133,8 +126,7 @@ void check_answer(const Manifest& manifest, const InferRequest& request, const D
   }
 }
 
-void infer(const Manifest& manifest, const Head& head, std::span<const std::byte> body) {
-  const Contract& contract = manifest.contract;
+void infer(const Contract& contract, const Head& head, std::span<const std::byte> body) {
   const auto request = parse_infer(contract, body, head.json_length, 64);
   if (!request) return require(status_of(request.error().code) != 500, "a bad request is no fault of the server");
   std::vector<Given> given;
@@ -147,7 +139,7 @@ void infer(const Manifest& manifest, const Head& head, std::span<const std::byte
   if (!dims) return require(status_of(dims.error().code) == 400, "what breaks the contract is a client's fault");
   for (std::size_t i = 0; i < order.size(); ++i)
     require(request->inputs[order[i]].data.size() == *bytes_of(contract.inputs[i], *dims), "inputs have their size");
-  check_answer(manifest, *request, *dims);
+  check_answer(contract, *request, *dims);
 }
 
 void serve(const Seen& seen) {
@@ -158,7 +150,7 @@ void serve(const Seen& seen) {
     require(plain->size() <= kMaxBody, "an inflated body is bounded");
     body = *std::move(plain);
   }
-  for (const Manifest& manifest : kModels) infer(manifest, seen.head, std::as_bytes(std::span(body)));
+  for (const Contract& contract : kModels) infer(contract, seen.head, std::as_bytes(std::span(body)));
 }
 
 // After its first piece a head is read on when its end is there: a fault in it may wait for that.

@@ -44,12 +44,12 @@ void read(std::string_view text) {
   } else {
     one_line(state.error());
   }
-  if (const auto patch = parse_json(text))
-    for (const Owner owner : {Owner::state, Owner::folder})
-      if (const auto after = changed(sample(), *patch, owner))
-        sound(*after);
-      else
-        one_line(after.error());
+  const auto patch = parse_json(text);
+  for (const Owner owner : {Owner::state, Owner::folder}) {
+    if (!patch) break;
+    const auto after = changed(sample(), *patch, owner);
+    after ? sound(*after) : one_line(after.error());
+  }
   if (const auto settings = parse_serve_toml(text); !settings) one_line(settings.error());
 }
 

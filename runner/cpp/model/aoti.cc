@@ -216,7 +216,7 @@ Status Model::take_output(const Tensor& declared, AtenTensor tensor, std::span<c
 
 void Model::delete_all(std::vector<AtenTensor>& tensors) const {
   std::ranges::sort(tensors);  // a model that returns one tensor twice gives its handle twice
-  tensors.erase(std::ranges::unique(tensors).begin(), tensors.end());
+  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
   for (const AtenTensor tensor : tensors)
     if (tensor != nullptr) host_->calls_.remove(tensor);
   tensors.clear();

@@ -274,7 +274,8 @@ Needed needed_versions(const ModelState& model, const std::function<bool(const s
   for (const auto& [version, state] : model.versions)
     if (!failed(version)) others.insert(others.begin(), version);
   if (model.traffic.empty() && !others.empty()) use(others.front());
-  std::ranges::stable_partition(others, [&](const std::string& version) { return version == model.previous; });
+  std::stable_partition(others.begin(), others.end(),
+                        [&](const std::string& version) { return version == model.previous; });
   Needed needed{{used.begin(), used.end()}, {}};
   for (const std::string& version : others)
     if (!used.contains(version) && static_cast<std::int64_t>(needed.kept.size()) < model.keep)

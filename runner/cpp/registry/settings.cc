@@ -154,14 +154,16 @@ SettingsLayer settings_from_json(const json::value& value, const std::string& wh
   SettingsLayer settings;
   const auto* object = value.if_object();
   if (object == nullptr) return keep_fault(fault, where, "is no object"), settings;
-  for (const auto& [key, item] : *object) {
+  for (const auto& field : *object) {
+    const std::string_view key = field.key();
     const std::string at = where + '.' + std::string(key);
-    const auto* setting = std::ranges::find(kSettings, std::string_view(key), &Setting::name);
+    const auto* setting = std::ranges::find(kSettings, key, &Setting::name);
     if (setting == std::end(kSettings)) {
       keep_fault(fault, at, unknown(key));
       continue;
     }
-    std::visit([&](auto member) { read(*setting, item, at, fault, (settings.*member).emplace()); }, setting->member);
+    std::visit([&](auto member) { read(*setting, field.value(), at, fault, (settings.*member).emplace()); },
+               setting->member);
   }
   return settings;
 }
