@@ -83,7 +83,7 @@ def run(target: str, seconds: int) -> bool:
 
 
 def _quoted(word: bytes) -> str:
-    return '"' + "".join(chr(c) if chr(c).isalnum() else f"\\x{c:02x}" for c in word) + '"'
+    return '"' + "".join(chr(c) if c < 128 and chr(c).isalnum() else f"\\x{c:02x}" for c in word) + '"'
 
 
 if __name__ == "__main__":
