@@ -158,9 +158,12 @@ def _integers(
 
 
 def _beside(low: int, high: int, dtype: torch.dtype) -> list[int]:
-    """Just outside of what examples have shown: an index made of them (`2*ids - 5`) wraps round at the far ends."""
+    """Just outside of what examples have shown: an index made of them (`2*ids - 5`) wraps round at the far ends.
+
+    The farthest on each side first: a small input takes no more than these, and examples may show little.
+    """
     span, limits = high - low + 1, torch.iinfo(dtype)
-    wanted = (high + span, low - span, high + 1, low - 1, high + 4 * span, low - 4 * span, high + 64 * span)
+    wanted = (high + 64 * span, low - 4 * span, high + span, low - span, high + 1, low - 1, high + 4 * span)
     return [value for value in wanted if limits.min <= value <= min(limits.max, 2**63 - 1)] or [0]
 
 

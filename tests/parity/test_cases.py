@@ -87,6 +87,13 @@ def test_values() -> None:
     assert made("beside")["ids"].max() <= 30
 
 
+def test_a_small_input_is_taken_far_out_on_both_sides() -> None:
+    free = Input(name="ids", dtype="int64", shape=("batch",))
+    model = contract(free, dims=(BATCH,))  # of which no example has shown anything: 0..1
+    made = tensors(model, Case({"batch": 2}, "beside"), 0, spans(model, []))  # type: ignore[arg-type]
+    assert made["ids"].tolist() == [129, -8]
+
+
 def test_indices_near_the_example_tell_what_the_far_ends_do_not() -> None:
     """`table[ids * 2 - 5]` of 64 rows: twice the largest int64, less 5, is -7 and so a row."""
     free = Input(name="ids", dtype="int64", shape=("batch", 4))
