@@ -1,20 +1,16 @@
 #include "registry/models.h"
 
 #include <algorithm>
-#include <charconv>
-#include <tuple>
+
+#include "registry/state.h"
 
 namespace mctl {
 namespace {
 
 constexpr std::size_t kMostListed = 5;  // names in an error
 
-// Numbers in their order, before all other versions, which have that of their letters.
-std::tuple<bool, std::uint64_t, std::string_view> rank_of(std::string_view version) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(version.data(), version.data() + version.size(), number);
-  const bool is_number = error == std::errc{} && end == version.data() + version.size();
-  return {is_number, is_number ? number : 0, version};
+bool before(const ServedModel& one, const ServedModel& other) {
+  return one.name() != other.name() ? one.name() < other.name() : VersionLess()(one.version(), other.version());
 }
 
 std::string list_of(const std::vector<std::string_view>& names) {
@@ -28,9 +24,9 @@ std::string list_of(const std::vector<std::string_view>& names) {
 }  // namespace
 
 Status Models::add(std::shared_ptr<ServedModel> model) {
-  const auto key = [](const std::shared_ptr<ServedModel>& m) { return std::tuple(m->name(), rank_of(m->version())); };
-  const auto place = std::ranges::lower_bound(all_, key(model), {}, key);
-  if (place != all_.end() && key(*place) == key(model)) {
+  const auto less = [](const auto& one, const auto& other) { return before(*one, *other); };
+  const auto place = std::ranges::lower_bound(all_, model, less);
+  if (place != all_.end() && !before(*model, **place)) {
     return Error{Code::usage, "model '" + model->name() + "', version '" + model->version() + "' is given twice"};
   }
   all_.insert(place, std::move(model));

@@ -311,6 +311,7 @@ bool VersionLess::operator()(std::string_view one, std::string_view other) const
       if (left.size() != right.size()) return left.size() < right.size();
       if (left != right) return left < right;
     } else {
+      if (is_digit(one[0]) != is_digit(other[0])) return is_digit(other[0]);
       if (one[0] != other[0]) return one[0] < other[0];
       one.remove_prefix(1);
       other.remove_prefix(1);

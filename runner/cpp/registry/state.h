@@ -43,7 +43,7 @@ namespace mctl {
 constexpr std::string_view kStateSchema = "mctl.state/1";
 constexpr std::size_t kMaxState = 64 << 20;  // bytes
 
-// Runs of digits are compared as numbers: 9 < 10, 1.9 < 1.10.
+// Runs of digits are compared as numbers, and come after all else: 9 < 10, 1.9 < 1.10, beta < 1.
 struct VersionLess {
   using is_transparent = void;
   bool operator()(std::string_view one, std::string_view other) const;
