@@ -42,14 +42,15 @@ void Reaper::wait() {
   });
 }
 
-// One signal may stand for several ends. What is told of them may start and forget children.
+// One signal may stand for several ends, and one of a child that is traced for a stop. What is told of them may start
+// and forget children.
 void Reaper::reap() {
   std::vector<pid_t> pids;
   for (const auto& [pid, ended] : children_) pids.push_back(pid);
   for (const pid_t pid : pids) {
     int status = 0;
     rusage use{};
-    if (wait4(pid, &status, WNOHANG, &use) != pid) continue;
+    if (wait4(pid, &status, WNOHANG, &use) != pid || WIFSTOPPED(status)) continue;
     const auto ended = children_.extract(pid);
     if (ended) ended.mapped()(status, seconds(use.ru_utime) + seconds(use.ru_stime));
   }
