@@ -105,20 +105,23 @@ bool skip_gzip_header(Bytes& data) {
 }
 
 Result<std::string> inflate_gzip(Bytes data, std::size_t limit) {
-  if (!skip_gzip_header(data)) return malformed();
+  if (!skip_gzip_header(data) || data.size() < 8) return malformed();
+  const Bytes trailer = data.last(8);
   auto out = inflate_raw(data, limit);
   if (!out) return out;
-  const bool sound =
-      data.size() == 8 && little(data, 0) == crc32(*out) && little(data, 4) == static_cast<std::uint32_t>(out->size());
+  const bool sound = data.size() <= 8 && little(trailer, 0) == crc32(*out) &&
+                     little(trailer, 4) == static_cast<std::uint32_t>(out->size());
   return sound ? out : Result<std::string>(malformed());
 }
 
 Result<std::string> inflate_zlib(Bytes data, std::size_t limit) {
   const bool framed = data.size() >= 2 && (byte(data, 0) & 15) == 8 && (byte(data, 0) << 8 | byte(data, 1)) % 31 == 0;
   if (framed) data = data.subspan(2);
+  if (framed && data.size() < 4) return malformed();
+  const Bytes trailer = framed ? data.last(4) : Bytes();
   auto out = inflate_raw(data, limit);
   if (!out) return out;
-  const bool sound = framed ? data.size() == 4 && big(data, 0) == adler32(*out) : data.empty();
+  const bool sound = data.size() <= trailer.size() && (!framed || big(trailer, 0) == adler32(*out));
   return sound ? out : Result<std::string>(malformed());
 }
 

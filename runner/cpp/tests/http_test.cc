@@ -117,6 +117,23 @@ std::string from_hex(std::string_view digits) {
   return bytes;
 }
 
+BOOST_AUTO_TEST_CASE(http_checksums_that_the_stream_is_read_into) {  // compressed by Python's zlib
+  const std::string plain =
+      R"({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [-1.6, 0.51, 0.836267]}]})";
+  const std::string zlib = from_hex(
+      "789cab56cacc2b282d2956b25288ae56ca4bcc4d05b2942a947414948a33120b40bc68431d05e358a0404a6249624925584cc92dc0d848"
+      "092a0652a36ba867a6a360a0676a08222d8ccd8ccccc636b636b012e8219c5");
+  const auto read = inflate("deflate", bytes_of(zlib), 1000);
+  BOOST_REQUIRE(read);
+  BOOST_TEST(*read == plain);
+  for (std::size_t cut = 0; cut < zlib.size(); ++cut) {
+    BOOST_TEST(!inflate("deflate", bytes_of(zlib).first(cut), 1000));
+  }
+  std::string wrong = zlib;
+  wrong.back() ^= 1;
+  BOOST_TEST(!inflate("deflate", bytes_of(wrong), 1000));
+}
+
 BOOST_AUTO_TEST_CASE(http_compressed_bodies) {  // compressed by Python's zlib
   const std::string plain = "mctl mctl mctl mctl mctl mctl mctl mctl ", deflate = from_hex("cb4d2ec951c8254c0000");
   const std::string zlib = from_hex("789ccb4d2ec951c8254c00002dff0e81");
