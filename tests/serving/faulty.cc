@@ -76,7 +76,8 @@ int64_t attempt_of(int64_t which) {
       break;
     case 7:
       if ((done = fork()) == 0) _exit(0);
-      waitpid(done, nullptr, 0);  // its end is a signal, which would stop a process that is traced, as it is from 9 on
+      // Its end is a signal, which would stop a process that is traced, as it is from 9 on.
+      if (done > 0) waitpid(static_cast<pid_t>(done), nullptr, 0);
       break;
     case 8:
       done = kill(getppid(), 0);
