@@ -97,7 +97,7 @@ def test_workers_that_signals_end(faulty_bundle: Path, instances: int) -> None:
                 assert insist(server, (Action.ANSWER, 1)).status == 200  # so that restarts do not back off
         complete(reports[0])
         assert reports[0].expired == 0 and (instances == 1 or reports[0].refused == 0)
-        assert reports[0].right > 0 and restarts(server) == {"crash": len(signals)}
+        assert reports[0].right > 500 and restarts(server) == {"crash": len(signals)}
         metrics = server.metrics()
         assert metrics['mctl_requests_total{code="ok"}'] == reports[0].right + len(signals)
         assert metrics['mctl_requests_total{code="error"}'] == 0
@@ -114,7 +114,7 @@ def test_workers_that_are_stuck(faulty_bundle: Path, instances: int) -> None:
             assert restarts(server) == {"stuck": 1} and victim not in server.workers()
             assert told(server, "warning") == ["warning: a worker was stuck, another one starts in 100 ms"]
         complete(reports[0])
-        assert reports[0].expired > 0 and reports[0].right > 0
+        assert reports[0].expired > 0 and reports[0].right > 300
         if instances == 2:  # no more than the two batches that the stuck one held
             assert reports[0].expired <= 2 * faulty.MOST_ROWS
 

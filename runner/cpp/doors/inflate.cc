@@ -48,7 +48,8 @@ std::uint32_t little(Bytes data, std::size_t at) {
 }
 std::uint32_t big(Bytes data, std::size_t at) { return __builtin_bswap32(little(data, at)); }
 
-// A raw deflate stream at the front of `data`, which moves past it.
+// A raw deflate stream at the front of `data`, which moves past it, and maybe further: Beast looks ahead, and may count
+// bytes of what follows as read.
 Result<std::string> inflate_raw(Bytes& data, std::size_t limit) {
   constexpr std::size_t first = 64 << 10;
   std::string out;
