@@ -22,6 +22,7 @@ def seeds(target: str) -> Iterator[bytes]:
     made = {
         "archive": _archives,
         "expression": _expressions,
+        "frames": _frames,
         "http": _requests,
         "manifest": _manifests,
         "state": _states,
@@ -62,6 +63,13 @@ def _states() -> Iterator[bytes]:
     changes = json.loads((registry / "changes.json").read_text(encoding="utf-8"))
     for document in (changes["state"], *(case["patch"] for case in changes["cases"])):
         yield json.dumps(document).encode()
+
+
+def _frames() -> Iterator[bytes]:
+    for case in json.loads((VECTORS / "handlers/frames.json").read_text(encoding="utf-8"))["from_handler"]:
+        header, body = case["header"].encode(), bytes.fromhex(case["body"])
+        yield struct.pack("<IQ", len(header), len(body)) + header + body
+    yield struct.pack("<IQ", 2, 5000) + b"{}" + bytes(5000) + struct.pack("<IQ", 2, 0) + b"{}"
 
 
 def _archives() -> Iterator[bytes]:
