@@ -12,6 +12,7 @@ MctlError
 ├── ModelError          the model failed on inputs that it should take   exit 1
 ├── ParityError         the compiled model is not the eager model        exit 1
 ├── PackError           the bundle cannot be packed                      exit 1
+├── HandlerError        a handler cannot be loaded, or failed            exit 1
 └── ServeError          the server cannot start, or a request was refused by it  exit 1
     ├── QueueFullError      the bounded queue is full
     ├── DeadlineError       the request's deadline passed
@@ -84,6 +85,10 @@ class ParityError(MctlError):
 
 
 class PackError(MctlError):
+    pass
+
+
+class HandlerError(MctlError):
     pass
 
 

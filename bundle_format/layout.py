@@ -11,6 +11,7 @@ WEIGHTS = "mctl/weights.safetensors"
 ONNX = "mctl/program.onnx"
 TOKENIZER = "mctl/tokenizer.json"
 GOLDEN = "mctl/golden/"  # + <case>.safetensors
+HANDLER = "mctl/handler/"  # + <file>: Python code and what it reads
 LIBRARIES = "mctl/libraries/"  # + <file>.so: operators of its own that the model calls
 VARIANTS = "data/aotinductor/"  # + <variant>/<file>.so
 ALIGNMENT = 64  # of every member's data within the file, and of every tensor within a safetensors member
@@ -21,7 +22,7 @@ PROGRAM_SCHEMA = "mctl.program/1"
 
 # What a bundle may need of its reader beyond `mctl.bundle/1`, by name. A writer adds one with `manifest.needing`.
 # The runner's list is shorter: what it cannot run yet, only Python does.
-NEEDS: tuple[str, ...] = ("libraries", "generate", "ranges-over-dims")
+NEEDS: tuple[str, ...] = ("libraries", "generate", "ranges-over-dims", "handler")
 
 # Limits of a reader, checked before anything is allocated.
 MAX_MEMBERS = 1 << 16  # a program of stock torch has one member a weight

@@ -16,6 +16,7 @@ from .errors import BundleError, ContractError, NewerError, UsageError
 from .layout import (
     BUNDLE_SCHEMA,
     GOLDEN,
+    HANDLER,
     LIBRARIES,
     MAX_JSON_DEPTH,
     MAX_MANIFEST,
@@ -29,6 +30,7 @@ from .layout import (
 from .strict_json import refuse_ambiguity, refuse_depth, refuse_many_parts
 
 GENERATE = "generate"  # the need of a bundle that continues text
+STOCK = "stock:"  # + the name of a handler that is mctl's own
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # bytes, elements, sizes: signed 64 bits in C++
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]  # SHA-256
@@ -201,6 +203,23 @@ class Generation(Strict, frozen=True):
     invariant: bool = False  # parity saw the same bits however steps were made up
 
 
+class Handler(Strict, frozen=True):
+    """What makes tensors of raw requests and answers of tensors: Python code that the bundle brings, or names.
+
+    `source`: `stock:NAME`, which is mctl's own code, or the member that holds the code.
+    """
+
+    source: str
+    assets: tuple[str, ...] = ()  # members that it reads: a tokenizer, labels
+    requirements: tuple[str, ...] = ()  # Python packages as pip names them: "tokenizers==0.23.3"
+    python: str = ""  # that it was tried with
+    golden: str = ""  # the member with golden requests, one JSON object a line
+
+    @property
+    def is_stock(self) -> bool:
+        return self.source.startswith(STOCK)
+
+
 class Manifest(Strict, frozen=True):
     """Of a bundle (`mctl.bundle/1`, or `/2` if it has `needs`) or a program (`mctl.program/1`: nothing compiled)."""
 
@@ -226,6 +245,7 @@ class Manifest(Strict, frozen=True):
     parity: Literal["pass", "skipped"] | None = None
     standalone: bool = False  # checked without libtorch: mctl's own C library has all that the variants import
     generation: Generation | None = None  # it continues text
+    handler: Handler | None = None  # it takes raw requests; a bundle that has one needs "handler"
     preprocessing: dict[str, Any] = msgspec.field(default_factory=dict)  # a free record, never executed
     notes: tuple[str, ...] = ()  # what export or compile had to say
 
@@ -332,6 +352,8 @@ def _validate(manifest: Manifest) -> None:
     _unique("variant", [variant.name for variant in manifest.variants])
     for library in manifest.libraries:
         _listed(manifest, library.member, LIBRARIES)
+    if manifest.handler is not None:
+        _validate_handler(manifest, manifest.handler)
     for golden in manifest.golden:
         _validate_golden(manifest, golden)
     for variant in manifest.variants:
@@ -362,9 +384,18 @@ def _validate_bundle(manifest: Manifest) -> None:
         raise BundleError("the manifest of a bundle needs a target and a variant")
     if manifest.libraries and "libraries" not in manifest.needs:
         raise BundleError("the manifest lists libraries, which are no need of it")
+    if manifest.handler and "handler" not in manifest.needs:
+        raise BundleError("the manifest has a handler, which is no need of it")
     whole = {dim.name: (dim.min, dim.max) for dim in manifest.contract.dims}
     if all(variant.covers != whole for variant in manifest.variants):
         raise BundleError("no variant covers the whole contract")
+
+
+def _validate_handler(manifest: Manifest, handler: Handler) -> None:
+    for member in (*([] if handler.is_stock else [handler.source]), *handler.assets):
+        _listed(manifest, member, HANDLER)
+    if handler.golden:
+        _listed(manifest, handler.golden, HANDLER)
 
 
 def _validate_golden(manifest: Manifest, golden: Golden) -> None:

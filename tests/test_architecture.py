@@ -19,6 +19,7 @@ LEVELS = {
     "aoti": 2,
     "runner": 2,
     "generation": 3,
+    "handlers": 3,
     "parity": 4,
     "tuning": 5,
     "cli": 6,
@@ -82,6 +83,12 @@ def test_imports_no_torch(code: str) -> None:
     check = f"{code}; import sys; print(sorted({{'torch', 'numpy', 'onnx'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_handler_s_process_has_torch_only_if_the_handler_wants_it() -> None:
+    code = "import mctl.handlers.process, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_one_module_touches_the_private_parts_of_torch() -> None:

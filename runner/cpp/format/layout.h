@@ -14,6 +14,7 @@ constexpr std::string_view kWeights = "mctl/weights.safetensors";
 constexpr std::string_view kOnnx = "mctl/program.onnx";
 constexpr std::string_view kTokenizer = "mctl/tokenizer.json";
 constexpr std::string_view kGolden = "mctl/golden/";
+constexpr std::string_view kHandler = "mctl/handler/";
 constexpr std::string_view kLibraries = "mctl/libraries/";
 constexpr std::string_view kVariants = "data/aotinductor/";
 constexpr std::size_t kAlignment = 64;
@@ -22,7 +23,7 @@ constexpr std::string_view kBundleSchema = "mctl.bundle/1";
 constexpr std::string_view kNeedingSchema = "mctl.bundle/2";
 constexpr std::string_view kProgramSchema = "mctl.program/1";
 
-constexpr std::array<std::string_view, 2> kNeeds = {"libraries", "ranges-over-dims"};
+constexpr std::array<std::string_view, 3> kNeeds = {"libraries", "ranges-over-dims", "handler"};
 
 constexpr std::size_t kMaxMembers = 1 << 16;
 constexpr std::size_t kMaxName = 512;

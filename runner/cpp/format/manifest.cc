@@ -112,6 +112,15 @@ OperatorLibrary read_library(const json::value& value, const std::string& where,
   return library;
 }
 
+Handler read_handler(const json::value& value, std::string& fault) {
+  Fields fields(value, "handler", fault);
+  Handler handler{fields.text("source"), read_texts(fields, "assets", false, fault), fields.text("golden", false)};
+  read_texts(fields, "requirements", false, fault);
+  fields.text("python", false);
+  fields.finish();
+  return handler;
+}
+
 Golden read_golden(const json::value& value, const std::string& where, std::string& fault) {
   Fields fields(value, where, fault);
   Golden golden{fields.text("name"), fields.text("member"), {}};
@@ -245,6 +254,7 @@ Manifest read_manifest(const json::value& value, std::string& fault) {
     manifest.curve.push_back(read_measured(item, at, fault));
   });
   if (const auto* tuning = fields.nullable("tuning")) manifest.tuning = read_tuning(*tuning, fault);
+  if (const auto* handler = fields.nullable("handler")) manifest.handler = read_handler(*handler, fault);
   fields.each_key("tolerances", true, [&](std::string key, const json::value& item, const std::string& at) {
     manifest.tolerances[std::move(key)] = read_tolerance(item, at, fault);
   });
@@ -367,6 +377,18 @@ Status check_tolerances(const Manifest& manifest) {
   return Done{};
 }
 
+Status check_handler(const Manifest& manifest) {
+  if (!manifest.handler) return Done{};
+  std::vector<std::string> named = manifest.handler->assets;
+  if (!manifest.handler->is_stock()) named.push_back(manifest.handler->source);
+  if (!manifest.handler->golden.empty()) named.push_back(manifest.handler->golden);
+  for (const std::string& member : named)
+    if (auto listed = check_listed(manifest, member, std::string(kHandler)); !listed) return listed;
+  if (std::ranges::count(manifest.needs, "handler") == 0)
+    return damaged("the manifest has a handler, which is no need of it");
+  return Done{};
+}
+
 Status check_sound(const Manifest& manifest) {
   if (!is_name(manifest.name) || !is_name(manifest.version))
     return damaged("name and version of the manifest have letters, digits, `_`, `.` and `-` only");
@@ -378,6 +400,7 @@ Status check_sound(const Manifest& manifest) {
     if (auto listed = check_listed(manifest, library.member, std::string(kLibraries)); !listed) return listed;
   if (!manifest.libraries.empty() && std::ranges::count(manifest.needs, "libraries") == 0)
     return damaged("the manifest lists libraries, which are no need of it");
+  if (auto sound = check_handler(manifest); !sound) return sound;
   for (const Golden& golden : manifest.golden)
     if (auto sound = check_golden(manifest, golden); !sound) return sound;
   for (const Measured& point : manifest.curve)

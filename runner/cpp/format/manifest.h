@@ -74,6 +74,16 @@ struct Tuning {
   std::int64_t threads = 0;              // the best number for the largest sizes; 0: not known
 };
 
+// What makes tensors of raw requests: `stock:NAME`, or the member that holds Python code. The members are unpacked by
+// the handler's process; the server itself does not read them.
+struct Handler {
+  std::string source;
+  std::vector<std::string> assets;
+  std::string golden;  // the member with golden requests; empty: none
+
+  bool is_stock() const { return source.starts_with("stock:"); }
+};
+
 struct Manifest {
   std::string name, version, torch;  // torch: producer.torch
   bool standalone = false;           // runs through the shim, without libtorch
@@ -86,6 +96,7 @@ struct Manifest {
   std::vector<Golden> golden;
   std::vector<Measured> curve;
   std::optional<Tuning> tuning;
+  std::optional<Handler> handler;
   std::map<std::string, Tolerance> tolerances;
   std::map<std::string, Member, std::less<>> members;
   std::string digest;  // SHA-256 (hex) of the manifest's bytes: the bundle's identity

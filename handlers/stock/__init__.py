@@ -1,0 +1,1 @@
+"""Handlers that are mctl's own: a bundle only names them."""
