@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..aoti import ops
 from ..bundle_format.manifest import AttentionLayer, CacheGroup
-from .step import BLOCK
+from .blocks import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from ..bundle_format.archive import open_bundle
 from ..bundle_format.errors import UsageError
 from ..bundle_format.manifest import Generation, Manifest
 from ..runner.session import Session, load
+from .blocks import BLOCK
+from .policy import Planned, Policy, Running, Settings
 from .sampler import Sampling, choose
-from .script import Blocks, Request, next_part
-from .step import BLOCK, LOGITS, Part, cache_names, new_caches, step_inputs
+from .step import LOGITS, Part, cache_names, new_caches, step_inputs
 
 STEP_TOKENS = 512  # of prompts in one step, at most: beyond, nothing is gained
 Finish = Literal["stop", "length", "context"]
@@ -100,14 +101,6 @@ class Answer:
     finish: Finish | None = None
 
 
-@dataclass(slots=True)
-class _Running:
-    request: Request
-    answer: Answer
-    sampling: Sampling
-    at: int  # of the answer among all
-
-
 def generate(
     steps: Steps,
     generation: Generation,
@@ -125,34 +118,40 @@ def generate(
     for prompt in prompts:
         check_prompt(generation, prompt)
     answers = [Answer(tuple(prompt)) for prompt in prompts]
-    running = [_Running(Request(list(answer.prompt)), answer, sampling, at) for at, answer in enumerate(answers)]
     ends = () if ignore_eos else generation.eos
-    blocks = Blocks(list(range(sum(-(-min(len(p) + most, generation.context) // BLOCK) for p in prompts))))
-    while running := [each for each in running if not each.answer.finish]:
-        for each, row in _step(steps, running, blocks, step_tokens):
-            token = choose(row, each.sampling, len(each.answer.tokens))
-            each.answer.tokens.append(token)
-            each.request.tokens.append(token)
-            each.answer.finish = _finish(each.answer, generation, ends, most)
-            if each.answer.finish:
-                blocks.take_back(each.request)
-            yield each.at, token
+    policy = _policy(generation, prompts, most, step_tokens)
+    while (step := policy.next_step()) is not None:
+        rows = steps([_part(policy.sequence(planned.id), planned) for planned in step.parts])
+        made = {}
+        for planned, row in zip(step.parts, rows, strict=True):
+            if planned.wanted:
+                answer = answers[planned.id]
+                made[planned.id] = choose(row, sampling, len(answer.tokens), prompt=answer.prompt, made=answer.tokens)
+        policy.stepped(made)
+        for at, token in made.items():
+            answers[at].tokens.append(token)
+            answers[at].finish = _finish(answers[at], generation, ends, most)
+            if answers[at].finish:
+                policy.remove(at)
+            yield at, token
     return answers
 
 
-def _step(steps: Steps, running: Sequence[_Running], blocks: Blocks, step_tokens: int) -> list[tuple[_Running, Tensor]]:
-    """One token of each that decodes, and prompts up to `step_tokens`; those whose next token is known, with logits."""
-    left = step_tokens
-    parts, ready = [], []
-    for each in sorted(running, key=lambda each: each.request.left > 1):  # those that decode first
-        count = min(each.request.left, max(left, 0))
-        if not count:
-            continue
-        left -= count
-        parts.append(next_part(each.request, count, blocks, every=False))
-        ready.append(each if not each.request.left else None)
-    logits = steps(parts)
-    return [(each, row) for each, row in zip(ready, logits, strict=True) if each is not None]
+def _policy(generation: Generation, prompts: Sequence[Sequence[int]], most: int, step_tokens: int) -> Policy:
+    """One in whose caches all prompts find room."""
+    blocks = sum(-(-min(len(prompt) + most, generation.context) // BLOCK) for prompt in prompts)
+    together = max(1, step_tokens - BLOCK)
+    policy = Policy(Settings(blocks, generation.context, step_tokens, step_tokens, sequences=together))
+    for at, prompt in enumerate(prompts):
+        policy.submit(at, prompt, most)
+    return policy
+
+
+def _part(sequence: Running, planned: Planned) -> Part:
+    """With logits of the last token, which is the one that may be wanted."""
+    end = planned.start + planned.count
+    wanted = range(planned.count - 1, planned.count)
+    return Part(sequence.tokens[planned.start : end], planned.start, sequence.blocks[: -(-end // BLOCK)], wanted)
 
 
 def _finish(answer: Answer, generation: Generation, ends: Sequence[int], most: int) -> Finish | None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .step import BLOCK, Part
+from .blocks import BLOCK
+from .step import Part
 
 Run = Callable[[Sequence[Part]], Tensor]  # a step: logits of the wanted tokens, part after part
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..bundle_format.contract import Contract, Dim, Dtype, Input, Output
 from ..bundle_format.manifest import Generation
+from .blocks import BLOCK
 
-BLOCK = 16  # positions of one request in a block of the caches; kernels/paged_attention.cc
 LOGITS = "logits"
 MOST_TOKENS = 1 << 16  # in a step
 MOST_REQUESTS = 1 << 12

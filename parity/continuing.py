@@ -25,9 +25,10 @@ from ..export.golden import load_golden
 from ..export.program import Program
 from ..generation import source
 from ..generation.adapt import Model, adapted
+from ..generation.blocks import BLOCK
 from ..generation.export import ProgramSteps
 from ..generation.script import Blocks, Request, chunks_of, in_chunks, next_part, random_tokens
-from ..generation.step import BLOCK, LOGITS, Part, step_inputs
+from ..generation.step import LOGITS, Part, step_inputs
 from . import judge
 from .frames import Ask
 from .report import SCHEMA, Check, Report, Result, Verdict, overall

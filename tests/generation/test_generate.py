@@ -43,7 +43,7 @@ def test_tokens_are_those_of_generate(llama: Llama, loaded: Model) -> None:
     ]
     wanted = [made[len(prompt) :].tolist() for prompt, made in zip(PROMPTS, wanted, strict=True)]
     assert tokens(loaded, PROMPTS) == wanted
-    assert [tokens(loaded, [prompt], step_tokens=3)[0] for prompt in PROMPTS] == wanted
+    assert [tokens(loaded, [prompt], step_tokens=16)[0] for prompt in PROMPTS] == wanted
 
 
 def test_a_seed_gives_the_same_tokens_beside_others_and_in_small_steps(loaded: Model) -> None:

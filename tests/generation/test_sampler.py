@@ -1,10 +1,18 @@
 """The next token: by published numbers of the generator, and by how often each is drawn."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from mctl.bundle_format.errors import UsageError
-from mctl.generation.sampler import Sampling, choose, philox, uniform
+from mctl.generation.sampler import Sampling, choose, logprobs, philox, uniform
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "generation" / "sampling.json").read_text()
+)
 
 ONES = 0xFFFFFFFF
 
@@ -30,6 +38,27 @@ def test_numbers_depend_on_seed_index_and_choice_and_fill_the_interval() -> None
     assert len(set(drawn)) == len(drawn) and all(0 <= x < 1 for x in drawn)
     counts = torch.histc(torch.tensor(drawn, dtype=torch.float64), 8, 0, 1)
     assert counts.min() > 150  # of 200 expected
+
+
+@pytest.mark.parametrize(
+    "case", VECTORS["cases"], ids=lambda case: f"{case['sampling']}, {case['row']}, {case['choice']}"
+)
+def test_vectors(case: dict[str, Any]) -> None:
+    """Made with numpy, by full sorts and normalised probabilities."""
+    logits = torch.tensor(VECTORS["rows"][case["row"]])
+    given = dict(case["sampling"])
+    if "bias" in given:
+        given["bias"] = {int(token): bias for token, bias in given["bias"].items()}
+    if "allowed" in given:
+        given["allowed"] = frozenset(given["allowed"])
+    seen = {"prompt": case["prompt"], "made": case["made"]}
+    tokens = [choose(logits, Sampling(**given), index, case["choice"], **seen) for index in range(len(case["tokens"]))]
+    assert tokens == case["tokens"]
+    for token, wanted in zip(tokens, case["logprobs"], strict=True):
+        own, best = logprobs(logits, token, len(case["top"]))
+        assert own == pytest.approx(wanted, abs=1e-5)
+        assert [each for each, _ in best] == [each for each, _ in case["top"]]
+        assert [of for _, of in best] == pytest.approx([of for _, of in case["top"]], abs=1e-5)
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
