@@ -21,6 +21,7 @@ from ..bundle_format import tensors
 from ..bundle_format.archive import Archive
 from ..bundle_format.dependencies import oldest_glibc, oldest_glibcxx, read_dependencies, version_numbers
 from ..bundle_format.errors import CompileError, UsageError
+from ..bundle_format.handler_files import HandlerFiles, handler_of, with_handler
 from ..bundle_format.interface import operators
 from ..bundle_format.layout import BUNDLE_SCHEMA, ONNX, TOKENIZER, VARIANTS, WEIGHTS
 from ..bundle_format.manifest import (
@@ -63,6 +64,7 @@ class CompileOptions:
     standalone_slowdown: float | None = None  # how many times libtorch's time it may take; None: see parity/slowdown.py
     timeout: float | None = None  # seconds
     work_dir: Path | None = None  # where the temporary folder is made
+    handler: HandlerFiles | None = None  # None: the program's
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Staged:
             ),
             tuning=tuning,
         )
+        handler = self._builder.handler
         carried = [case.member for case in self.manifest.golden]
         carried += [member for member in (ONNX, TOKENIZER) if member in program.members]
         carried += [library.member for library in self.manifest.libraries]
@@ -168,6 +171,7 @@ class Staged:
             *((f"{_stem(variant.name)}_metadata.json", _stock_metadata(self.manifest)) for variant in variants),
             (WEIGHTS, tensors.dump(stored)),
             *((member, program.view(member)) for member in carried),
+            *(handler.members if handler else ()),
         ]
 
     def write(self, path: Path) -> Manifest:
@@ -220,7 +224,7 @@ def compile_program(program_path: Path, options: CompileOptions, progress: Progr
         )
         for need, needed in (("libraries", manifest.libraries), (GENERATE, manifest.generation)):
             manifest = needing(manifest, need) if needed else manifest
-        return Staged(builder, base, with_needs(manifest))
+        return Staged(builder, base, with_handler(with_needs(manifest), builder.handler))
     except BaseException:
         builder.close()
         raise
@@ -250,6 +254,7 @@ class _Builder:
         self, program: Archive, options: CompileOptions, machine: Machine, compiler: list[str], workspace: Workspace
     ) -> None:
         self.program = program
+        self.handler = options.handler or handler_of(program)
         self.options = options
         self.machine = machine
         self.workspace = workspace

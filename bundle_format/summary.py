@@ -9,11 +9,12 @@ from .archive import Archive
 from .contract import DTYPES, Contract, range_text, signature
 from .errors import printable
 from .interface import operators, with_callers
-from .layout import GOLDEN, ONNX, WEIGHTS
+from .layout import GOLDEN, HANDLER, ONNX, WEIGHTS
 from .manifest import (
     Choice,
     Generation,
     Golden,
+    Handler,
     Manifest,
     Member,
     OperatorLibrary,
@@ -83,6 +84,7 @@ class Summary:
     tuning: Tuning | None
     golden: tuple[Golden, ...]
     generation: Generation | None
+    handler: Handler | None
     preprocessing: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -115,6 +117,7 @@ def summarize(path: Path) -> Summary:
             tuning=manifest.tuning,
             golden=manifest.golden,
             generation=manifest.generation,
+            handler=manifest.handler,
             preprocessing=tuple(manifest.preprocessing),
             notes=manifest.notes,
         )
@@ -192,6 +195,8 @@ def lines(summary: Summary) -> list[str]:
     rows = [*_origin_rows(summary), *_contract_rows(summary)]
     if summary.generation is not None:
         rows += _generation_rows(summary.generation, summary.kind == "bundle")
+    if summary.handler is not None:
+        rows += _handler_rows(summary.handler)
     rows += _content_rows(summary)
     width = max(len(label) for label, _ in rows)
     what = {"bundle": "a bundle", "program": "a program that is not compiled"}[summary.kind]
@@ -253,6 +258,17 @@ def _generation_rows(generation: Generation, compiled: bool) -> Rows:
     rows += [("ends with", ", ".join(map(str, generation.eos)))] if generation.eos else []
     same = "the same in any batch, to the bit" if generation.invariant else "may depend on what else is in a batch"
     return rows + ([("its tokens", same)] if compiled else [])
+
+
+def _handler_rows(handler: Handler) -> Rows:
+    """What answers raw requests; loud where that is code which the file brings."""
+    rows: Rows = [("handler", f"{handler.source.partition(':')[2]}, mctl's own")]
+    if not handler.is_stock:
+        text = f"PYTHON CODE that this file brings: {handler.source.removeprefix(HANDLER)}"
+        rows = [("HANDLER", text), ("", "a server runs it only with `--allow-handler`: read it first")]
+    rows += [("reads", ", ".join(name.removeprefix(HANDLER) for name in handler.assets))] if handler.assets else []
+    tried = ", ".join(filter(None, (f"Python {handler.python}" if handler.python else "", *handler.requirements)))
+    return rows + ([("tried with", tried)] if tried else [])
 
 
 def _content_rows(summary: Summary) -> Rows:

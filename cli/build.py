@@ -4,7 +4,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from . import verdict
-from .compile import allowed_slowdown, compile, tune_options
+from .compile import allowed_slowdown, compile, handler_files, tune_options
 from .export import export, generation_request, refuse_without_task
 from .parity import parity, parse_tolerances
 
@@ -76,5 +76,6 @@ def _compile_options(options: dict[str, Any]) -> "CompileOptions":
         tune=options["tune"],
         standalone=options["standalone"] or "",
         standalone_slowdown=allowed_slowdown(options["standalone"], options["standalone_slowdown"]),
+        handler=handler_files(options["handler"], options["asset"]),
         **{name: options[name] for name in ("name", "target", "timeout", "work_dir")},
     )

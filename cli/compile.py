@@ -11,6 +11,7 @@ from .bench import parse_threads
 from .parity import parse_tolerances
 
 if TYPE_CHECKING:
+    from ..bundle_format.handler_files import HandlerFiles
     from ..tuning.tune import TuneOptions
 
 _DEFAULT = Path("program.pt2")
@@ -64,6 +65,13 @@ def compile(
     ] = [],  # noqa: B006
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up a variant after this time.")] = None,
     work_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the temporary folder is made.")] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py|NAME", help="Python for raw requests that the bundle brings, or mctl's own."),
+    ] = None,
+    asset: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="A file or folder that the handler reads: a tokenizer, labels.")
+    ] = [],  # noqa: B006
     parity: Annotated[bool, typer.Option("--parity/--no-parity", help="Check the bundle before it is written.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
@@ -85,6 +93,7 @@ def compile(
         standalone_slowdown=allowed_slowdown(standalone, standalone_slowdown),
         timeout=timeout,
         work_dir=work_dir,
+        handler=handler_files(handler, asset),
     )
     tuning = tune_options(tune, tune_budget, threads, precision, max_packed_mb)
     tolerances = parse_tolerances(tolerance)
@@ -93,6 +102,17 @@ def compile(
             program, output, options, tuning=tuning, parity=parity, tolerance=tolerances, progress=progress
         )
     verdict.tell_made(made, {"json": json, "target": target})
+
+
+def handler_files(handler: str | None, assets: list[Path]) -> "HandlerFiles | None":
+    """What `--handler` and `--asset` name."""
+    if handler is None:
+        if assets:
+            raise UsageError("`--asset` is for a handler", "name it with `--handler`")
+        return None
+    from ..handlers.carrying import collect
+
+    return collect(handler, assets)
 
 
 def allowed_slowdown(standalone: Standalone | None, ratio: float | None) -> float | None:

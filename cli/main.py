@@ -20,6 +20,7 @@ from .config import Configured
 from .doctor import doctor
 from .export import export
 from .generate import generate
+from .handler import handler
 from .inspect import inspect
 from .pack import pack
 from .parity import parity
@@ -52,7 +53,23 @@ def _root(
     pass
 
 
-VERBS = (export, compile, parity, build, bench, inspect, verify, run, generate, simulate, serve, pack, top, doctor)
+VERBS = (
+    export,
+    compile,
+    parity,
+    build,
+    bench,
+    inspect,
+    verify,
+    run,
+    generate,
+    simulate,
+    serve,
+    pack,
+    top,
+    handler,
+    doctor,
+)
 for verb in VERBS:
     app.command(cls=Configured)(verb)
 

@@ -14,7 +14,7 @@ from ..form import media_type
 from ..models import Model
 from ..tensors import Array
 from .settings import Settings, read_settings
-from .text import best, softmax
+from .text import best, scores_of
 
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 _RESAMPLING = {0: "NEAREST", 1: "LANCZOS", 2: "BILINEAR", 3: "BICUBIC", 4: "BOX", 5: "HAMMING"}
@@ -71,7 +71,7 @@ class ImageClassification:
         top = _top_of(request)
         pixels = await asyncio.to_thread(self._pixels, data)
         logits = (await model.call({self.input: pixels[None]}))[self.output][0]
-        return best(softmax(logits), self.settings, top)
+        return best(scores_of(logits, self.settings), self.settings, top)
 
     def _pixels(self, data: bytes) -> Array:
         try:

@@ -22,6 +22,13 @@ def sigmoid(logits: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
+def scores_of(logits: Array, settings: Settings) -> Array:
+    """What the model's task makes of its logits."""
+    if settings.scores == "none":
+        return logits
+    return sigmoid(logits) if settings.scores == "sigmoid" else softmax(logits)
+
+
 def best(scores: Array, settings: Settings, top: int) -> list[dict[str, object]]:
     """Labels with their scores, the highest first."""
     order = np.argsort(-scores, kind="stable")[:top]
@@ -97,13 +104,8 @@ class TextClassification:
         top = asked.top
         tokens = await self.texts.encode(asked.texts, asked.truncate)
         made = await self.texts.outputs(model, tokens)
-        found = [best(self._scores(outputs[self.output]), self.settings, top) for outputs in made]
+        found = [best(scores_of(outputs[self.output], self.settings), self.settings, top) for outputs in made]
         return found[0] if asked.alone else found
-
-    def _scores(self, logits: Array) -> Array:
-        if self.settings.scores == "none":
-            return logits
-        return sigmoid(logits) if self.settings.scores == "sigmoid" else softmax(logits)
 
 
 class TokenClassification:
@@ -125,14 +127,15 @@ class TokenClassification:
             raise BadRequest(f"`aggregation_strategy` is `{str(strategy)[:40]}`, allowed `none` or `simple`")
         tokens = await self.texts.encode(asked.texts, asked.truncate)
         made = await self.texts.outputs(model, tokens)
-        found = [self._entities(each, out[self.output]) for each, out in zip(tokens, made, strict=True)]
+        logits = [outputs[self.output] for outputs in made]
+        found = [self._entities(*each) for each in zip(asked.texts, tokens, logits, strict=True)]
         if strategy == "simple":
-            found = [self._grouped(entities, asked.texts[at]) for at, entities in enumerate(found)]
+            found = [self._grouped(entities) for entities in found]
         else:
             found = [[entity for entity in entities if entity["entity"] != "O"] for entities in found]
         return found[0] if asked.alone else found
 
-    def _entities(self, tokens: Tokens, logits: Array) -> list[dict[str, Any]]:
+    def _entities(self, text: Text, tokens: Tokens, logits: Array) -> list[dict[str, Any]]:
         """Each token that is no special one, with its likeliest label."""
         scores = softmax(logits)
         encoding = tokens.encoding
@@ -141,7 +144,7 @@ class TokenClassification:
                 "entity": self.settings.label(int(scores[at].argmax())),
                 "score": float(scores[at].max()),
                 "index": at,
-                "word": encoding.tokens[at],
+                "word": self._word(text, tokens, at),
                 "start": encoding.offsets[at][0],
                 "end": encoding.offsets[at][1],
             }
@@ -149,7 +152,15 @@ class TokenClassification:
             if not encoding.special_tokens_mask[at]
         ]
 
-    def _grouped(self, entities: Sequence[dict[str, Any]], text: Text) -> list[dict[str, Any]]:
+    def _word(self, text: Text, tokens: Tokens, at: int) -> str:
+        """The token; of one that is not in the vocabulary what stands in the text."""
+        word: str = tokens.encoding.tokens[at]
+        if word != self.texts.unknown or not isinstance(text, str):
+            return word
+        start, end = tokens.encoding.offsets[at]
+        return text[start:end]
+
+    def _grouped(self, entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Neighbours of one label as one; a `B-` begins another."""
         groups: list[list[dict[str, Any]]] = []
         for entity in entities:
@@ -164,7 +175,7 @@ class TokenClassification:
         words = [entity["word"] for entity in group]
         decoder = self.texts.whole.decoder
         return {
-            "entity_group": _tag(group[0]["entity"])[1],
+            "entity_group": group[0]["entity"].split("-", 1)[-1],
             "score": float(np.mean([entity["score"] for entity in group])),
             "word": decoder.decode(words) if decoder is not None else " ".join(words),
             "start": group[0]["start"],

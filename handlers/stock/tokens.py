@@ -57,6 +57,7 @@ class Texts:
         self.whole.no_truncation()
         if self.max_tokens is not None:
             self.cut.enable_truncation(self.max_tokens)
+        self.unknown = getattr(self.whole.model, "unk_token", None)
         return int(self.whole.get_vocab_size())
 
     async def encode(self, texts: Sequence[Text], truncate: bool, field: str = "text") -> list[Tokens]:
