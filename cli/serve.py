@@ -15,6 +15,12 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="0: a free one, told on stderr [8000].")] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of this server in requests, `*`: any [its own on loopback without a token, else any]."
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="Its first line is what clients have to send as a bearer token [no token].")
     ] = None,
@@ -42,6 +48,9 @@ def serve(
     ] = None,
     max_body_mb: Annotated[int | None, typer.Option(help="MiB; 413 beyond, inflated too [64].")] = None,
     max_header_kb: Annotated[int | None, typer.Option(help="KiB of a request's head [64].")] = None,
+    max_clients_mb: Annotated[
+        int | None, typer.Option(help="MiB that all clients may make it hold; 503 beyond [a quarter of the memory].")
+    ] = None,
     max_connections: Annotated[int | None, typer.Option(help="At the same time [1024].")] = None,
     idle_timeout: Annotated[int | None, typer.Option(help="Seconds without a request, or to send one [60].")] = None,
     exit_timeout: Annotated[int | None, typer.Option(help="Seconds to drain after SIGTERM or SIGINT [30].")] = None,

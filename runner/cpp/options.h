@@ -15,9 +15,11 @@ namespace mctl {
 struct ServeOptions : ModelSettings, Runtime {
   std::vector<std::string> bundles;
   std::string token_file;
+  std::string allowed_hosts;  // on a loopback address without a token: the names that this has; otherwise any
   std::string host = "127.0.0.1";
   std::int64_t port = 8000;
   std::int64_t max_body_mb = 64, max_header_kb = 64;
+  std::optional<std::int64_t> max_clients_mb;  // a quarter of the memory
   std::int64_t max_connections = 1024;
   std::int64_t idle_timeout = 60, exit_timeout = 30;  // seconds
   bool null = false, log_requests = false;

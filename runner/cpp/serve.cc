@@ -1,5 +1,6 @@
 #include "serve.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,13 +9,16 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <new>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "doors/line_writer.h"
 #include "doors/router.h"
 #include "doors/server.h"
 #include "doors/token.h"
+#include "pool/memory.h"
 #include "pool/reaper.h"
 #include "pool/sandbox.h"
 #include "registry/models.h"
@@ -27,7 +31,13 @@ namespace asio = boost::asio;
 using Say = std::function<void(const std::string&)>;
 
 constexpr int kSecondSignal = 130;
-constexpr std::size_t kMinHeld = 256 << 20;  // bytes of large requests that are always allowed
+constexpr int kMapped = 1 << 20;              // bytes
+constexpr std::size_t kLeastHeld = 32 << 20;  // bytes that clients may make it hold in any case
+
+std::size_t held_allowed(const ServeOptions& options) {
+  if (options.max_clients_mb) return static_cast<std::size_t>(*options.max_clients_mb) << 20;
+  return std::max(memory_allowed() / 4, kLeastHeld);
+}
 
 HttpLimits http_limits(const ServeOptions& options) {
   HttpLimits limits;
@@ -35,9 +45,7 @@ HttpLimits http_limits(const ServeOptions& options) {
   limits.max_header = static_cast<std::size_t>(options.max_header_kb) << 10;
   limits.max_connections = static_cast<std::size_t>(options.max_connections);
   limits.idle = std::chrono::seconds(options.idle_timeout);
-  const auto memory =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  limits.max_held = std::max({memory / 4, kMinHeld, 2 * limits.max_body});
+  limits.max_held = held_allowed(options);
   return limits;
 }
 
@@ -60,7 +68,20 @@ Result<std::int64_t> connections_allowed(const ServeOptions& options) {
   return std::min(options.max_connections, most - own);
 }
 
-bool is_loopback(const std::string& url) { return url.starts_with("http://127.") || url.starts_with("http://[::1]"); }
+// Seats take a quarter of what clients may hold, and one client's largest body half of the rest.
+void fit_to_memory(ServeOptions& options, const Say& say) {
+  const std::size_t held = held_allowed(options);
+  const auto connections = static_cast<std::int64_t>(held / 4 / kSeatBytes);
+  if (connections < options.max_connections) {
+    options.max_connections = connections;
+    say("warning: at most " + std::to_string(connections) + " connections at a time, by `--max-clients-mb`");
+  }
+  const auto body = static_cast<std::int64_t>((held - held / 4) / 2 >> 20) - 1;
+  if (body < options.max_body_mb) {
+    options.max_body_mb = body;
+    say("warning: bodies have at most " + std::to_string(body) + " MiB, by `--max-clients-mb`");
+  }
+}
 
 // A client that has just had an answer may be sending its next request: it gets one too, and is told to go.
 constexpr int kQuietPolls = 10;
@@ -80,6 +101,8 @@ class Front {
   void poll_drained();
   void end(Result<int> result);
 
+  void run_loop();
+  void limit_hosts();
   void say_who_can_use_it() const;
 
   const ServeOptions& options_;
@@ -128,18 +151,39 @@ Result<int> Front::run() {
     return listening.error();
   }
   router_.set_url(server_.url());
+  limit_hosts();
   say_("listening on " + server_.url());
   say_who_can_use_it();
   await_signal();
   // Where that fails it fails in the workers too, and they tell.
   if (options_.sandbox) static_cast<void>(static_cast<bool>(confine(Role::front)));
   if (auto started = start_models(); !started) return started.error();
-  io_.run();
+  run_loop();
   return result_;
 }
 
+// Memory that cannot be had is no reason to end: it is the misfortune of whoever needed it.
+void Front::run_loop() {
+  for (;;) {
+    try {
+      server_.go_on();
+      io_.run();
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+}
+
+// Browsers of this machine reach a loopback address too: without a token the name in a request is what tells them
+// apart.
+void Front::limit_hosts() {
+  if (!options_.allowed_hosts.empty()) return server_.allow_only(Hosts::from_option(options_.allowed_hosts));
+  if (server_.on_loopback() && token_.text.empty()) server_.allow_only(Hosts::of_loopback(options_.host));
+}
+
 void Front::say_who_can_use_it() const {
-  const bool loopback = is_loopback(server_.url());
+  const bool loopback = server_.on_loopback();
   if (!loopback && token_.text.empty()) say_("warning: everyone who can reach this address can use the server");
   if (!loopback && !token_.text.empty()) {
     say_("warning: this address is protected by a token, but not encrypted: put TLS in front of it");
@@ -205,6 +249,7 @@ void Front::end(Result<int> result) {
 }  // namespace
 
 Result<int> serve(const ServeOptions& given, const Say& say) {
+  mallopt(M_MMAP_THRESHOLD, kMapped);  // large memory goes back when it is free, whatever lies beside it
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
   ServeOptions options = given;
@@ -215,6 +260,7 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
     options.max_connections = *connections;
     say("warning: at most " + std::to_string(*connections) + " connections at a time, by the limit of descriptors");
   }
+  fit_to_memory(options, say);
   Result<Token> token = Token{};
   if (!options.token_file.empty()) token = read_token(options.token_file);
   if (!token) return token.error();

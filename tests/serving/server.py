@@ -185,7 +185,7 @@ class Raw:
 def post(path: str, body: bytes | str, *headers: str) -> bytes:
     """The bytes of a POST."""
     data = body.encode() if isinstance(body, str) else body
-    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(data)}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 

@@ -24,8 +24,8 @@ def test_a_line_for_each_request(mlp_bundle: Path) -> None:
         refused = server.request(INFER, b"{")
         with server.connect() as raw:
             client = f"127.0.0.1:{raw.socket.getsockname()[1]}"
-            assert raw.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n").read().status == 200
-            assert raw.send(b"BREW /pot?a=\x1b HTTP/1.1\r\n\r\n").read().status == 400
+            assert raw.send(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n").read().status == 200
+            assert raw.send(b"BREW /pot?a=\x1b HTTP/1.1\r\nHost: localhost\r\n\r\n").read().status == 400
         eventually(lambda: len(logged(server)) == 4)
     good, bad, live, broken = logged(server)
     written = datetime.fromisoformat(good.pop("time"))
@@ -81,7 +81,7 @@ def test_clients_cannot_write_what_they_like(mlp_bundle: Path) -> None:
 
 
 def test_a_reader_that_stands_still_stops_nobody(mlp_bundle: Path) -> None:
-    request = b"GET /v2/health/live?" + b"x" * 300 + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+    request = b"GET /v2/health/live?" + b"x" * 300 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
     rounds, each = 100, 100
     with Server(mlp_bundle, "--null", "--log-requests", ready=False) as server:
         server.reading.clear()
@@ -115,7 +115,7 @@ def test_it_ends_though_nobody_reads(mlp_bundle: Path) -> None:
     server.reading.clear()
     with server.connect() as raw:
         for _ in range(20):
-            raw.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n" * 100)
+            raw.send(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
             assert {raw.read().status for _ in range(100)} == {200}
     os.kill(server.process.pid, signal.SIGTERM)
     assert server.process.wait(5) == 0

@@ -21,8 +21,8 @@ from .test_batching import eventually, random
 from .test_http import resident
 
 INFER = "/v2/models/mlp/infer"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
-POST = f"POST {INFER} HTTP/1.1\r\nHost: h\r\n".encode()
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n".encode()
 BODY = json.dumps(infer_json(x=np.ones((1, 128), np.float32))).encode()
 
 
@@ -155,10 +155,10 @@ def test_what_is_no_request_is_400(server: Server, start: bytes) -> None:
 def test_verbs_that_nobody_should_use(server: Server) -> None:
     with server.connect() as raw:
         for verb in ("OPTIONS", "TRACE", "DELETE", "PATCH", "BREW"):
-            answer = raw.send(f"{verb} {INFER} HTTP/1.1\r\nHost: h\r\n\r\n").read()
+            answer = raw.send(f"{verb} {INFER} HTTP/1.1\r\nHost: localhost\r\n\r\n").read()
             assert (answer.status, answer.headers["allow"]) == (405, "POST"), verb
-        assert raw.send(b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n").read().status == 404
-        assert raw.send(f"HEAD {INFER} HTTP/1.1\r\nHost: h\r\n\r\n").read(head=True).status == 405
+        assert raw.send(b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n").read().status == 404
+        assert raw.send(f"HEAD {INFER} HTTP/1.1\r\nHost: localhost\r\n\r\n").read(head=True).status == 405
         assert raw.send(LIVE).read().status == 200
 
 
@@ -269,7 +269,7 @@ def test_clients_that_do_not_read(server: Server) -> None:
         raw.socket.settimeout(0.01)
         try:
             while True:
-                raw.send(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n" * 200)
+                raw.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
         except (TimeoutError, BlockingIOError):
             pass
     for raw in deaf:

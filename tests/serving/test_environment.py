@@ -47,11 +47,13 @@ def test_too_few_descriptors(faulty_bundle: Path, refusal: Refusal) -> None:
 def test_few_descriptors_mean_few_connections(faulty_bundle: Path) -> None:
     with Server(faulty_bundle, prepare=limited(resource.RLIMIT_NOFILE, 120)) as server:
         assert told(server, "warning") == ["warning: at most 16 connections at a time, by the limit of descriptors"]
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(16)]
+        busy = [server.connect() for _ in range(16)]
+        for raw in busy:  # in the middle of a request, so that none of them makes room
+            assert raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\nGET /").read().status == 200
         assert server.request("/v2").error == "too many connections"
         os.kill(server.workers()[0], signal.SIGKILL)  # its successor still finds descriptors
-        for connection in idle:
-            connection.close()
+        for raw in busy:
+            raw.socket.close()
         eventually(lambda: answers(server))
 
 
@@ -126,7 +128,7 @@ def test_without_seccomp_it_serves_and_says_so(faulty_bundle: Path) -> None:
 
 def test_descriptors_that_run_out_come_back(faulty_bundle: Path) -> None:
     with Server(faulty_bundle) as server, server.connect() as kept:
-        asked = b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n"
+        asked = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert kept.send(asked).read().status == 200
         front = server.process.pid
         before = resource.prlimit(front, resource.RLIMIT_NOFILE)

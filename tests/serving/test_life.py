@@ -141,7 +141,7 @@ def test_without_a_worker_it_is_not_ready(mlp_bundle: Path) -> None:
 def test_draining_answers_what_was_accepted(mlp_bundle: Path, mlp: Mlp, number: int) -> None:
     with Server(mlp_bundle) as server, ThreadPoolExecutor(8) as pool:
         kept = server.connect()
-        assert kept.send(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n").read().status == 200
+        assert kept.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").read().status == 200
         with stopped(server):
             inputs = [random(rows) for rows in (1, 2, 3)]
             accepted = [start(pool, server, inputs[0])]
@@ -152,7 +152,7 @@ def test_draining_answers_what_was_accepted(mlp_bundle: Path, mlp: Mlp, number: 
             eventually(lambda: server.request("/v2/health/ready").status == 503)
             refused = server.request(INFER, *infer_binary(x=random(1)))
             assert (refused.status, "draining" in refused.error) == (503, True)
-            last = kept.send(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n").read()
+            last = kept.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").read()
             assert last.headers["connection"] == "close"
         for x, done in zip(inputs, accepted, strict=True):
             np.testing.assert_allclose(outputs_of(done.result())["output"], mlp(x), rtol=1e-4, atol=1e-6)
@@ -211,7 +211,7 @@ def test_no_worker_outlives_the_front(mlp_bundle: Path) -> None:
 
 def test_a_worker_has_no_descriptors_of_the_front(mlp_bundle: Path) -> None:
     with Server(mlp_bundle) as server, server.connect() as raw:
-        raw.send(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n").read()
+        raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").read()
         for worker in server.workers():
             targets = [str(fd.readlink()) for fd in Path(f"/proc/{worker}/fd").iterdir() if int(fd.name) > 2]
             assert not [target for target in targets if target.startswith("socket:")], targets

@@ -99,7 +99,7 @@ def test_a_burst_of_ready_sockets_does_not_hide_the_worker(mlp_bundle: Path, mlp
     request = mlp_request(x)
     with Server(mlp_bundle, "--threads", "1") as server:
         clients = [server.connect() for _ in range(900)]
-        assert {raw.send(b"GET /v2 HTTP/1.1\r\n\r\n").read().status for raw in clients} == {200}
+        assert {raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").read().status for raw in clients} == {200}
         right = []
         for _ in range(3):  # the scheduler may keep the worker from running once
             server.process.send_signal(signal.SIGSTOP)
@@ -171,8 +171,8 @@ def test_requests_sent_ahead_take_turns_with_other_connections(mlp_bundle: Path)
     with Server(mlp_bundle, "--null", "--log-requests", ready=False) as server, server.connect() as greedy:
         modest = server.connect()
         server.process.send_signal(signal.SIGSTOP)
-        greedy.send(b"GET /greedy HTTP/1.1\r\n\r\n" * 300)
-        modest.send(b"GET /modest HTTP/1.1\r\n\r\n")
+        greedy.send(b"GET /greedy HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300)
+        modest.send(b"GET /modest HTTP/1.1\r\nHost: localhost\r\n\r\n")
         server.process.send_signal(signal.SIGCONT)
         assert modest.read().status == 404
         assert {greedy.read().status for _ in range(300)} == {404}

@@ -59,10 +59,10 @@ def test_probes_need_no_token(protected: Server) -> None:
 def test_a_large_body_is_refused_before_it_is_sent(protected: Server) -> None:
     for framing in ("Content-Length: 60000000", "Transfer-Encoding: chunked"):
         with protected.connect() as raw:
-            answer = raw.send(f"POST {INFER} HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n").read()
+            answer = raw.send(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n").read()
             assert (answer.status, answer.headers["connection"]) == (401, "close")
     with protected.connect() as raw:  # a small one is read, and the connection goes on
-        request = f"POST {INFER} HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc"
+        request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"
         assert [raw.send(request).read().status for _ in range(2)] == [401, 401]
 
 

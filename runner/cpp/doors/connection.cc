@@ -3,7 +3,8 @@
 #include <array>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <cstring>
+#include <new>
+#include <utility>
 
 namespace mctl {
 namespace {
@@ -11,41 +12,24 @@ namespace {
 using boost::beast::error_code;
 namespace asio = boost::asio;
 
-constexpr std::size_t kFirstBuffer = 8 << 10;
-constexpr std::size_t kKeptBuffer = 256 << 10;  // a larger one is given back after its request
-constexpr std::size_t kSlack = 4 << 10;         // room to see the next request, or the end, while one is served
-constexpr std::size_t kSmall = 64 << 10;        // requests that are not counted in Shared::held
-constexpr std::size_t kSlowest = 64 << 10;      // bytes/s that earn a sender or reader more time
-constexpr std::chrono::seconds kLinger{2};      // after its last byte, for a client that sends on after an answer
+constexpr std::size_t kSmall = 64 << 10;    // bodies that are read without asking what they are for
+constexpr std::size_t kSlowest = 64 << 10;  // bytes/s that earn a sender or reader more time
+constexpr std::chrono::seconds kLinger{2};  // after its last byte, for a client that sends on after an answer
 constexpr std::chrono::seconds kLongestLinger{30};
+constexpr std::chrono::seconds kGuest{5};    // for a connection without a seat
+constexpr std::chrono::seconds kSettled{1};  // idle for so long, a connection gives back what it does not need
 
 asio::ip::tcp::endpoint peer_of(const asio::ip::tcp::socket& socket) {
   error_code gone;
   return socket.remote_endpoint(gone);
 }
 
+Error too_much() { return {Code::unavailable, "the server holds as much for its clients as it may: try again later"}; }
+
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared)
-    : socket_(std::move(socket)), peer_(peer_of(socket_)), shared_(std::move(shared)) {
-  shared_->connections.insert(this);
-  parser_.emplace(shared_->limits.max_body, static_cast<std::uint32_t>(shared_->limits.max_header));
-  allow();
-}
-
-Connection::~Connection() {
-  hold(0);
-  shared_->connections.erase(this);
-}
-
-std::string Connection::address() const {
-  const std::string address = peer_.address().to_string();
-  return (peer_.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(peer_.port());
-}
-
 // One address of IPv4; of IPv6 the network, of which a host has all addresses.
-std::uint64_t Connection::client() const {
-  const asio::ip::address address = peer_.address();
+std::uint64_t client_of(const asio::ip::address& address) {
   if (address.is_v4()) return address.to_v4().to_uint();
   const asio::ip::address_v6 v6 = address.to_v6();
   if (v6.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, v6).to_uint();
@@ -54,47 +38,88 @@ std::uint64_t Connection::client() const {
   return network;
 }
 
-void Connection::start() {
-  grow(kFirstBuffer);
-  wait();
+Connection::Connection(asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared, Place place)
+    : socket_(std::move(socket)),
+      peer_(peer_of(socket_)),
+      client_(client_of(peer_.address())),
+      shared_(std::move(shared)),
+      listed_(shared_->connections.insert(shared_->connections.end(), this)),
+      reader_(shared_->limits.max_body, shared_->limits.max_header),
+      holding_(shared_->budget, client_) {
+  if (place == Place::seat) {
+    seat_ = shared_->seats.take(client_, this);
+  } else {
+    guest_ = shared_->guests.insert(shared_->guests.end(), this);
+  }
+  allow();
 }
 
-void Connection::turn_away(const Error& error) {
-  grow(kFirstBuffer);
-  refuse(error);
+Connection::~Connection() {
+  leave();
+  shared_->connections.erase(listed_);
 }
 
-std::span<const std::byte> Connection::body() const {
-  if (parser_->chunked()) return std::as_bytes(std::span(parser_->chunks()));
-  return std::as_bytes(std::span(buffer_.get() + body_at_, parsed_ - body_at_));
+std::string Connection::address() const {
+  const std::string address = peer_.address().to_string();
+  return (peer_.address().is_v6() ? "[" + address + "]" : address) + ":" + std::to_string(peer_.port());
 }
 
 std::shared_ptr<const void> Connection::take_body() {
-  if (parser_->chunked()) return std::make_shared<std::string>(parser_->take_chunks());
-  const std::shared_ptr<char[]> taken = std::move(buffer_);
-  const std::string_view rest(taken.get() + parsed_, filled_ - parsed_);  // what was sent ahead
-  capacity_ = filled_ = parsed_ = body_at_ = 0;
-  grow(std::max(kFirstBuffer, rest.size() + kSlack));
-  std::memcpy(buffer_.get(), rest.data(), rest.size());
-  filled_ = rest.size();
+  auto taken = std::make_shared<Buffer>();
+  *taken = reader_.take_body();
+  service_holds_ += taken->size();
   return taken;
+}
+
+void Connection::start() {
+  guarded([this] {
+    if (!reader_.make_room(RequestReader::kFirst)) return close();
+    wait();
+  });
+}
+
+// Memory that cannot be had is the misfortune of the connection that needs it.
+template <class F>
+void Connection::guarded(F f) {
+  try {
+    f();
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
+  }
+}
+
+void Connection::out_of_memory() {
+  const bool again = std::exchange(starved_, true);
+  if (again || (state_ != State::reading && state_ != State::serving)) return close();
+  guarded([this] { refuse({Code::unavailable, "the server is out of memory"}); });
+}
+
+void Connection::move_to(State state) {
+  state_ = state;
+  if (seat_ == nullptr) return;
+  seat_->phase = state == State::serving ? Seats::Phase::answered : Seats::Phase::unfinished;
 }
 
 // --- reading
 
-// Waits without a buffer in hand, so that the buffer may move meanwhile.
+// Waits without a buffer in hand, so that the buffer may move meanwhile. Of what is sent ahead only so much is read.
 void Connection::wait() {
-  if (waiting_ || peer_closed_ || state_ == State::closed || filled_ == capacity_) return;
+  if (waiting_ || peer_closed_ || state_ == State::closed) return;
+  if (state_ != State::lingering &&
+      (reader_.space().empty() || (state_ != State::reading && reader_.ahead() >= kSmall))) {
+    return;
+  }
   waiting_ = true;
   socket_.async_wait(asio::ip::tcp::socket::wait_read,
-                     [self = shared_from_this()](error_code ec) { self->on_readable(ec); });
+                     [self = shared_from_this()](error_code ec) { self->guarded([&] { self->on_readable(ec); }); });
 }
 
 void Connection::on_readable(error_code ec) {
   waiting_ = false;
   if (state_ == State::closed) return;
+  const auto space = reader_.space();
   std::size_t count = 0;
-  if (!ec) count = socket_.read_some(asio::buffer(buffer_.get() + filled_, capacity_ - filled_), ec);
+  if (!ec) count = socket_.read_some(asio::buffer(space.data(), space.size()), ec);
   if (ec == asio::error::would_block) return wait();
   return ec ? on_end() : on_data(count);
 }
@@ -105,117 +130,132 @@ void Connection::on_data(std::size_t count) {
     return wait();
   }
   if (state_ != State::reading) {
-    filled_ += count;
+    reader_.came(count);
     return wait();
   }
-  if (filled_ == 0) allow();
-  filled_ += count;
+  if (reader_.empty()) {
+    move_to(State::reading);
+    allow();
+  }
+  reader_.came(count);
   deadline_ += std::chrono::microseconds(count * 1'000'000 / kSlowest);
   advance();
 }
 
 void Connection::on_end() {
   peer_closed_ = true;
-  const bool answer = state_ == State::writing || (state_ == State::serving && shared_->service->gone(*this));
+  const bool answer = state_ == State::writing || (state_ == State::serving && shared_->service.gone(*this));
   if (!answer) close();
 }
 
 // Goes on until the request in hand is complete, or needs more of the client.
 void Connection::advance() {
-  while (state_ == State::reading && step()) continue;
-  if (state_ == State::reading && !make_room()) return;
+  using Step = RequestReader::Step;
+  auto step = reader_.parse();
+  if (step && *step == Step::head) {
+    on_head();
+    if (state_ != State::reading) return wait();
+    step = reader_.parse();
+  }
+  if (!step) {
+    refuse(step.error());
+  } else if (*step == Step::whole) {
+    request_complete();
+  } else {
+    make_room();
+  }
   wait();
 }
 
-// Parses on; false if it needs more bytes.
-bool Connection::step() {
-  if (parsed_ == filled_) return false;
-  const auto taken = parser_->take({buffer_.get() + parsed_, filled_ - parsed_});
-  if (!taken) return refuse(taken.error()), false;
-  parsed_ += *taken;
-  if (!head_done_ && parser_->is_header_done()) on_head();
-  if (state_ != State::reading) return false;
-  if (head_done_ && parser_->is_done()) return request_complete(), false;
-  if (!head_done_ && filled_ > shared_->limits.max_header) {
-    return refuse({Code::invalid, "the head is over the limit"}), false;
-  }
-  return *taken > 0;
-}
-
 void Connection::on_head() {
-  head_done_ = true;
-  body_at_ = parsed_;
-  if (body_at_ > shared_->limits.max_header) return refuse({Code::invalid, "the head is over the limit"});
-  // Allowed once, and read in different ways: what one server takes for a field is a value to another (RFC 9112, 5.2).
-  const std::string_view text(buffer_.get(), parsed_);
-  if (text.find("\r\n ") != text.npos || text.find("\r\n\t") != text.npos) {
-    return refuse({Code::invalid, "a header line is folded"});
-  }
-  if (head().content_length.value_or(0) > shared_->limits.max_body) {
-    return refuse({Code::too_large, "the body is over the limit"});
-  }
-  // A small body is read in any case, so that the connection can go on.
-  if (head().content_length.value_or(SIZE_MAX) > kSmall && !parser_->is_done()) {
-    if (auto welcome = shared_->service->screen(*this); !welcome) return refuse(welcome.error());
-  }
-  if (head().expects_continue && !parser_->is_done() && parsed_ == filled_) {
-    error_code ignored;
-    constexpr std::string_view go_on = "HTTP/1.1 100 Continue\r\n\r\n";
-    socket_.write_some(asio::buffer(go_on), ignored);
-  }
+  if (auto refused = refuse_head()) return answer_at_once(*std::move(refused));
+  if (head().expects_continue && reader_.has_body() && reader_.ahead() == 0) invite_body();
 }
 
-// Makes the buffer hold what the request in hand still needs; false if the request was refused.
-bool Connection::make_room() {
-  if (head_done_ && parser_->chunked()) {  // its body is kept elsewhere
-    std::memmove(buffer_.get() + body_at_, buffer_.get() + parsed_, filled_ - parsed_);
-    filled_ -= parsed_ - body_at_;
-    parsed_ = body_at_;
+std::optional<Answer> Connection::refuse_head() {
+  Service& service = shared_->service;
+  if (!shared_->hosts.allow(head().host, head().origin)) {
+    return service.refuse(*this, {Code::forbidden, "this server is not for requests to `" + head().host + "`" +
+                                                       (head().origin.empty() ? "" : " from `" + head().origin + "`") +
+                                                       ": name it with --allowed-hosts"});
   }
-  std::size_t wanted = std::max(filled_ + 1, capacity_);
-  if (head_done_ && head().content_length) wanted = body_at_ + *head().content_length + kSlack;
-  if (wanted > capacity_) grow(std::max(wanted, head_done_ ? wanted : 2 * capacity_));
-  const std::size_t request = filled_ + (parser_->chunked() && head_done_ ? parser_->chunks().size() : 0);
-  hold(request > kSmall ? request : 0);
-  if (shared_->held <= shared_->limits.max_held) return true;
-  refuse({Code::unavailable, "too many large requests at once"});
+  if (seat_ == nullptr && !service.probes(head()))
+    return service.refuse(*this, {Code::unavailable, "too many connections"});
+  if (!reader_.has_body()) return std::nullopt;
+  if (head().content_length.value_or(0) > shared_->limits.max_body) {
+    return service.refuse(*this, {Code::too_large, "the body is over the limit"});
+  }
+  return service.screen(*this, head().content_length.value_or(SIZE_MAX) > kSmall);
+}
+
+void Connection::invite_body() {
+  error_code ignored;
+  constexpr std::string_view go_on = "HTTP/1.1 100 Continue\r\n\r\n";
+  socket_.write_some(asio::buffer(go_on), ignored);
+}
+
+// Makes the buffer hold more of the request in hand.
+void Connection::make_room() {
+  if (!reader_.space().empty()) return;
+  const std::size_t wanted = reader_.wanted();
+  if (!count(wanted)) return refuse(too_much());
+  if (!reader_.make_room(wanted)) throw std::bad_alloc();
+}
+
+bool Connection::count(std::size_t buffer) {
+  const std::size_t bytes = buffer + service_holds_ + out_head_.capacity() + out_body_.capacity();
+  const bool over = bytes > kSeatBytes;
+  return holding_.set(over ? bytes - kSeatBytes : 0, !over || shared_->service.knows(head()));
+}
+
+bool Connection::hold(std::size_t bytes) {
+  service_holds_ += bytes;
+  if (count(reader_.capacity())) return true;
+  service_holds_ -= bytes;
   return false;
 }
 
-void Connection::grow(std::size_t capacity) {
-  if (capacity <= capacity_) return;
-  auto larger = std::make_unique_for_overwrite<char[]>(capacity);
-  if (filled_) std::memcpy(larger.get(), buffer_.get(), filled_);
-  buffer_ = std::move(larger);
-  capacity_ = capacity;
-}
-
 void Connection::request_complete() {
-  if (capacity_ - filled_ == 0) grow(capacity_ + kSlack);  // not later: the service has views into the buffer
-  state_ = State::serving;
-  keep_alive_ = head().keep_alive;
+  // Not later: the service has views into the buffer. Without memory for it the client's end is seen later.
+  static_cast<void>(reader_.space().empty() && reader_.make_room(reader_.wanted()));
+  move_to(State::serving);
+  keep_alive_ = head().keep_alive && seat_ != nullptr;
   begun_ = Clock::now();
-  shared_->service->serve(shared_from_this());
+  shared_->service.serve(shared_from_this());
 }
 
-void Connection::refuse(const Error& error) {
+void Connection::refuse(const Error& error) { answer_at_once(shared_->service.refuse(*this, error)); }
+
+void Connection::answer_at_once(Answer answer) {
   keep_alive_ = false;
-  state_ = State::serving;
+  unread_ = true;
+  move_to(State::serving);
   begun_ = Clock::now();
-  respond(shared_->service->refuse(*this, error));
+  respond(std::move(answer));
 }
 
 // --- writing
 
 void Connection::respond(Answer answer) {
   if (state_ != State::serving) return;
+  guarded([&] { send(std::move(answer)); });
+}
+
+void Connection::send(Answer answer) {
   keep_alive_ = keep_alive_ && !shared_->draining && !peer_closed_;
-  out_head_.clear();
-  append_head(out_head_, answer, shared_->date, keep_alive_, head().http_1_0);
-  out_body_ = std::move(answer.body);
-  if (head().verb == Verb::head) out_body_.clear();
   context.reset();
-  state_ = State::writing;
+  service_holds_ = 0;
+  out_body_.swap(answer.body);
+  if (!count(reader_.capacity())) {
+    answer = refusal(too_much());
+    out_body_.swap(answer.body);
+    keep_alive_ = false;
+  }
+  out_head_.clear();
+  append_head(out_head_, answer, out_body_.size(), shared_->date, keep_alive_, head().http_1_0);
+  if (head().verb == Verb::head) out_body_.clear();
+  if (!unread_) reader_.next();
+  move_to(State::writing);
   allow(out_body_.size());
   write();
 }
@@ -231,11 +271,13 @@ void Connection::write() {
   asio::const_buffer head = parts[0], body = parts[1];
   head += sent;
   if (sent > out_head_.size()) body += sent - out_head_.size();
-  asio::async_write(socket_, std::array{head, body},
-                    [self = shared_from_this()](error_code e, std::size_t n) { self->on_written(e, n); });
+  static_cast<void>(count(reader_.capacity()));  // without the request, of which the answer is left
+  asio::async_write(socket_, std::array{head, body}, [self = shared_from_this()](error_code e, std::size_t) {
+    self->guarded([&] { self->on_written(e); });
+  });
 }
 
-void Connection::on_written(error_code ec, std::size_t) {
+void Connection::on_written(error_code ec) {
   if (state_ != State::writing) return;
   if (ec) return close();
   written();
@@ -243,45 +285,46 @@ void Connection::on_written(error_code ec, std::size_t) {
 
 void Connection::written() {
   out_body_ = {};
+  static_cast<void>(count(reader_.capacity()));
   if (!keep_alive_) return linger();
-  next_request();
-  if (filled_ == 0) return wait();
-  // A request that was sent ahead waits until the other connections had their turn.
-  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->advance(); });
-}
-
-void Connection::next_request() {
-  std::memmove(buffer_.get(), buffer_.get() + parsed_, filled_ - parsed_);
-  filled_ -= parsed_;
-  parsed_ = body_at_ = 0;
-  head_done_ = false;
-  if (capacity_ > kKeptBuffer && filled_ <= kFirstBuffer) {
-    capacity_ = 0;
-    grow(kFirstBuffer);
-  }
-  hold(0);
-  parser_.emplace(shared_->limits.max_body, static_cast<std::uint32_t>(shared_->limits.max_header));
-  state_ = State::reading;
+  move_to(State::reading);
+  if (seat_ != nullptr) Seats::rest(seat_);
   allow();
+  if (reader_.empty()) return wait();
+  move_to(State::reading);
+  // A request that was sent ahead waits until the other connections had their turn.
+  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->guarded([&] {
+      if (self->state_ == State::reading) self->advance();
+    });
+  });
 }
 
 // --- the end
 
 // Closing with bytes unread would reset the connection and could destroy the answer on its way.
 void Connection::linger() {
-  if (peer_closed_ || (parser_->is_done() && parsed_ == filled_ && socket_.available() == 0)) return close();
+  if (peer_closed_ || (!unread_ && reader_.empty() && socket_.available() == 0)) return close();
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  state_ = State::lingering;
+  move_to(State::lingering);
   deadline_ = Clock::now() + kLinger;
-  filled_ = 0;
-  grow(kSmall);
+  reader_.abandon();
+  static_cast<void>(count(reader_.capacity()));
   wait();
 }
 
 void Connection::time_out() {
-  const bool begun = state_ == State::reading && filled_ > 0;
-  return begun ? refuse({Code::too_slow, "the request did not come in time"}) : close();
+  const bool begun = state_ == State::reading && !reader_.empty();
+  if (!begun) return close();
+  guarded([this] { refuse({Code::too_slow, "the request did not come in time"}); });
+}
+
+void Connection::settle(Clock::time_point now) {
+  if (state_ != State::reading || !reader_.empty() || holding_.bytes() == 0) return;
+  if (now < deadline_ - shared_->limits.idle + kSettled) return;
+  reader_.shrink();
+  static_cast<void>(count(reader_.capacity()));
 }
 
 void Connection::close() {
@@ -290,15 +333,18 @@ void Connection::close() {
   error_code ignored;
   socket_.close(ignored);
   context.reset();
+  leave();
 }
 
-void Connection::hold(std::size_t bytes) {
-  shared_->held += bytes - held_;
-  held_ = bytes;
+// Its place is free for another, though the connection itself may have to wait for what still names it.
+void Connection::leave() {
+  if (seat_ != nullptr) shared_->seats.leave(std::exchange(seat_, nullptr));
+  if (guest_) shared_->guests.erase(*std::exchange(guest_, std::nullopt));
 }
 
 void Connection::allow(std::size_t bytes) {
-  deadline_ = Clock::now() + shared_->limits.idle + std::chrono::microseconds(bytes * 1'000'000 / kSlowest);
+  const auto idle = seat_ != nullptr ? shared_->limits.idle : std::min(shared_->limits.idle, kGuest);
+  deadline_ = Clock::now() + idle + std::chrono::microseconds(bytes * 1'000'000 / kSlowest);
 }
 
 }  // namespace mctl

@@ -4,13 +4,17 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
 #include <cstddef>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_set>
 
+#include "doors/budget.h"
+#include "doors/hosts.h"
 #include "doors/http.h"
+#include "doors/reader.h"
+#include "doors/seats.h"
 #include "format/result.h"
 
 namespace mctl {
@@ -20,10 +24,13 @@ using Clock = std::chrono::steady_clock;
 
 struct HttpLimits {
   std::size_t max_body = 64 << 20, max_header = 64 << 10;  // bytes
-  std::size_t max_held = 1 << 30;                          // bytes of large requests, of all connections together
+  std::size_t max_held = 1 << 30;                          // bytes that all clients make the server hold
   std::size_t max_connections = 1024;
   std::chrono::seconds idle{60};  // without a request; also for sending one, and for taking an answer
 };
+
+// Bytes that a connection has without being asked: they are set aside for each, and not counted one by one.
+constexpr std::size_t kSeatBytes = 16 << 10;
 
 // What answers requests.
 class Service {
@@ -33,79 +40,108 @@ class Service {
   virtual void serve(const std::shared_ptr<Connection>& connection) = 0;
   // The client went away before the answer to the request in hand; true if an answer comes all the same.
   virtual bool gone(Connection& connection) = 0;
-  // Asked when the head of a request is there and its body would cost much: an error refuses it at once.
-  virtual Status screen(const Connection& connection) = 0;
+  // Asked when the head of a request with a body is there: an answer refuses it before the body is. `large`: the body
+  // would cost much.
+  virtual std::optional<Answer> screen(const Connection& connection, bool large) = 0;
+  // Has this client shown that it may use the server?
+  virtual bool knows(const Head& head) const = 0;
+  // Does somebody ask whether the server is well? There is always room for that.
+  virtual bool probes(const Head& head) const = 0;
   // The answer to a request that is refused before it is complete.
   virtual Answer refuse(const Connection& connection, const Error& error) = 0;
 };
 
 // What connections of a server share.
 struct Shared {
-  HttpLimits limits;
-  Service* service = nullptr;
-  std::unordered_set<Connection*> connections;  // all that exist
-  std::size_t held = 0;                         // bytes of large requests
-  bool draining = false;                        // answers close their connections
-  std::string date;                             // for the Date line, kept by the server
+  Shared(HttpLimits given, Service& answers)
+      : limits(std::move(given)), service(answers), budget(limits.max_held - limits.max_connections * kSeatBytes) {}
+
+  const HttpLimits limits;
+  Service& service;
+  Hosts hosts;
+  Budget budget;
+  Seats seats;
+  std::list<Connection*> connections;  // all that exist
+  std::list<Connection*> guests;       // those without a seat, the oldest first
+  bool draining = false;               // answers close their connections
+  std::string date;                    // for the Date line, kept by the server
 };
+
+// The same number for all addresses of one client.
+std::uint64_t client_of(const boost::asio::ip::address& address);
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared);
+  enum class Place { seat, guest };  // a guest is answered if it probes, and then has to go
+
+  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<Shared> shared, Place place);
   ~Connection();
 
   void start();
-  void turn_away(const Error& error);  // answers before anything is read, and closes
 
-  std::uint64_t client() const;  // the same for all connections from one place
-  std::string address() const;   // ADDRESS:PORT
-  const Head& head() const { return parser_->request(); }
-  std::span<const std::byte> body() const;
+  std::uint64_t client() const { return client_; }  // the same for all connections from one place
+  std::string address() const;                      // ADDRESS:PORT
+  const Head& head() const { return reader_.head(); }
+  std::span<const std::byte> body() const { return reader_.body(); }
   // Keeps the body's bytes where they are, for as long as what is returned lives: once, and body() is empty then.
   std::shared_ptr<const void> take_body();
   Clock::time_point begun() const { return begun_; }  // when the request was complete
+  // Counts what the service holds for the request in hand; false if that is too much.
+  [[nodiscard]] bool hold(std::size_t bytes);
   void respond(Answer answer);
   std::weak_ptr<void> context;  // the service's, for the request in hand
 
   bool gone() const { return peer_closed_ || state_ == State::closed; }  // it sends nothing more
+  bool busy() const { return state_ == State::serving || state_ == State::writing; }
   bool late(Clock::time_point now) const { return now >= deadline_ && state_ != State::serving; }
   void time_out();
+  void settle(Clock::time_point now);  // gives back what it has not needed for a while
   void close();
-  bool busy() const { return state_ == State::serving || state_ == State::writing; }
 
  private:
   enum class State { reading, serving, writing, lingering, closed };
+
+  template <class F>
+  void guarded(F f);
+  void out_of_memory();
+  void move_to(State state);
 
   void wait();
   void on_readable(boost::beast::error_code ec);
   void on_data(std::size_t count);
   void on_end();
   void advance();
-  bool step();
   void on_head();
-  bool make_room();
-  void grow(std::size_t capacity);
+  std::optional<Answer> refuse_head();
+  void invite_body();
+  void make_room();
+  bool count(std::size_t buffer);
   void request_complete();
   void refuse(const Error& error);
+  void answer_at_once(Answer answer);
+  void send(Answer answer);
   void write();
-  void on_written(boost::beast::error_code ec, std::size_t count);
+  void on_written(boost::beast::error_code ec);
   void written();
-  void next_request();
   void linger();
-  void hold(std::size_t bytes);
+  void leave();
   void allow(std::size_t bytes = 0);
 
   boost::asio::ip::tcp::socket socket_;
   const boost::asio::ip::tcp::endpoint peer_;
+  const std::uint64_t client_;
   std::shared_ptr<Shared> shared_;
-  std::optional<RequestParser> parser_;
-  State state_ = State::reading;
-  bool waiting_ = false, head_done_ = false, keep_alive_ = true, peer_closed_ = false;
+  const std::list<Connection*>::iterator listed_;
+  std::optional<std::list<Connection*>::iterator> guest_;
+  Seats::Seat* seat_ = nullptr;
 
-  // The bytes of the request in hand, and of what came after it: [0, parsed_) are parsed, [parsed_, filled_) are not.
-  std::unique_ptr<char[]> buffer_;
-  std::size_t capacity_ = 0, parsed_ = 0, filled_ = 0, body_at_ = 0;
-  std::size_t held_ = 0;
+  RequestReader reader_;
+  State state_ = State::reading;
+  bool waiting_ = false, keep_alive_ = true, peer_closed_ = false;
+  bool unread_ = false;   // the request was answered before all of it was read
+  bool starved_ = false;  // there was no memory for it
+  Budget::Holding holding_;
+  std::size_t service_holds_ = 0;
 
   std::string out_head_, out_body_;
   Clock::time_point begun_, deadline_;

@@ -18,6 +18,7 @@ struct Head {
   Verb verb = Verb::other;
   std::string target;  // path and query, whatever form it came in
   std::string content_type, content_encoding, accept, authorization, request_id;
+  std::string host, origin;  // the host is the target's, if that names one
   std::optional<std::uint64_t> content_length;
   std::optional<std::uint64_t> json_length;  // Inference-Header-Content-Length
   std::optional<std::uint64_t> timeout_ms;
@@ -35,21 +36,22 @@ struct Answer {
 Answer refusal(const Error& error);
 unsigned status_of(Code code);
 
-// The bytes of an answer's head. `date` is the value of its Date line.
-void append_head(std::string& out, const Answer& answer, std::string_view date, bool keep_alive, bool http_1_0);
+// The bytes of an answer's head. `length` is that of its body, `date` the value of its Date line.
+void append_head(std::string& out, const Answer& answer, std::size_t length, std::string_view date, bool keep_alive,
+                 bool http_1_0);
 std::string http_date(std::int64_t seconds);
 
-// Parses one request; bytes of a body of known length are left where they are.
+// Parses one request. A body stays where it is: of known length untouched, and of chunks joined.
 class RequestParser final : public boost::beast::http::basic_parser<true> {
  public:
   RequestParser(std::uint64_t max_body, std::uint32_t max_header);
 
-  // Takes what it can of `bytes` and returns how many that was; 0 bytes and no error: it needs more.
-  Result<std::size_t> take(std::string_view bytes);
+  // Takes what it can of `bytes` and returns how many that was; 0 bytes and no error: it needs more. Chunks are moved
+  // to where the head ended, `body`, which is not after `bytes`.
+  Result<std::size_t> take(std::string_view bytes, char* body);
 
   const Head& request() const { return head_; }
-  const std::string& chunks() const { return chunks_; }  // the body, if it came in chunks
-  std::string take_chunks() { return std::exchange(chunks_, {}); }
+  std::size_t joined() const { return joined_; }  // bytes of the body so far, if it comes in chunks
 
  private:
   using Fault = boost::beast::error_code;
@@ -66,11 +68,19 @@ class RequestParser final : public boost::beast::http::basic_parser<true> {
 
   void known_field(boost::beast::http::field field, std::string_view value);
   void other_field(std::string_view name, std::string_view value);
+  void take_target(std::string_view target);
   void refuse(Code code, std::string text, Fault& ec);
+  void count_aside(std::size_t bytes, Fault& ec);
+  Status check_lines(std::string_view taken, std::string_view waits, bool in_head);
 
   const std::uint64_t max_body_;
+  const std::size_t max_header_;
   Head head_;
-  std::string chunks_;
+  char* body_ = nullptr;
+  std::size_t joined_ = 0;
+  std::size_t head_size_ = 0, aside_ = 0;  // bytes of the head; of chunk extensions and trailers
+  std::size_t hosts_ = 0;
+  bool moved_ = false;  // bytes of a chunk, by the last take()
   std::optional<Error> error_;
 };
 

@@ -1,6 +1,7 @@
 // The part of the router that reads, queues and answers inference requests.
 #include <boost/beast/core/string.hpp>
 #include <charconv>
+#include <new>
 
 #include "doors/access_log.h"
 #include "doors/inflate.h"
@@ -49,7 +50,7 @@ struct InferCall final : Call {
   const std::shared_ptr<ServedModel> model;
   const std::shared_ptr<Connection> connection;
   InferRequest request;
-  std::string inflated;              // the body, if it came compressed and tensors lie in it
+  Buffer inflated;                   // the body, if it came compressed and tensors lie in it
   std::shared_ptr<const void> body;  // the same, if it came as it is and they are large
 };
 
@@ -79,7 +80,7 @@ Status Router::read(InferCall& call) {
     auto inflated = inflate(head.content_encoding, body, settings_.max_body);
     if (!inflated) return inflated.error();
     call.inflated = *std::move(inflated);
-    body = std::as_bytes(std::span(call.inflated));
+    body = call.inflated.bytes();
   }
   const Contract& contract = call.model->contract();
   auto request = parse_infer(contract, body, head.json_length, call.model->max_request_rows());
@@ -90,6 +91,7 @@ Status Router::read(InferCall& call) {
   }
   if (auto status = set_deadline(call); !status) return status;
   own(call);
+  if (auto status = hold(call); !status) return status;
   std::vector<Given> given;
   for (const auto& input : call.request.inputs) given.push_back({input.name, input.dtype, input.shape, input.data});
   return call.model->bind(call, given);
@@ -115,7 +117,7 @@ Status Router::set_deadline(InferCall& call) const {
 void Router::own(InferCall& call) const {
   std::size_t bytes = 0;
   for (const auto& input : call.request.inputs) bytes += input.parsed.empty() ? input.data.size() : 0;
-  if (!call.inflated.empty() && bytes > 0) return;
+  if (call.inflated.size() > 0 && bytes > 0) return;
   call.inflated = {};
   if (bytes > kCopied) {
     call.body = call.connection->take_body();
@@ -126,6 +128,14 @@ void Router::own(InferCall& call) const {
     input.parsed.assign(input.data.begin(), input.data.end());
     input.data = input.parsed;
   }
+}
+
+// Counts what the call keeps beside the connection's buffer.
+Status Router::hold(InferCall& call) const {
+  std::size_t bytes = call.inflated.size();
+  for (const auto& input : call.request.inputs) bytes += input.parsed.capacity();
+  if (call.connection->hold(bytes)) return Done{};
+  return Error{Code::unavailable, "the server holds as much for its clients as it may: try again later"};
 }
 
 bool Router::gone(Connection& connection) {
@@ -139,10 +149,22 @@ bool Router::gone(Connection& connection) {
   return false;
 }
 
+namespace {
+
+// The engine goes on whatever there is no memory for.
+Result<Answer> answer_of(const InferCall& call) {
+  try {
+    const ServedModel& model = *call.model;
+    return answer_infer(model.name(), model.version(), model.contract(), call.request, call.outputs);
+  } catch (const std::bad_alloc&) {
+    return Error{Code::unavailable, "the server is out of memory"};
+  }
+}
+
+}  // namespace
+
 void Router::done(InferCall& call, const Error* error) {
-  Result<Answer> made = error ? Result<Answer>(*error)
-                              : answer_infer(call.model->name(), call.model->version(), call.model->contract(),
-                                             call.request, call.outputs);
+  Result<Answer> made = error ? Result<Answer>(*error) : answer_of(call);
   Answer answer = made ? *std::move(made) : refusal(made.error());
   const std::int64_t total_ns = now_ns() - call.arrival_ns;
   const std::string& asked = call.connection->head().request_id;

@@ -5,6 +5,7 @@
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/zlib/inflate_stream.hpp>
 #include <cstdint>
+#include <new>
 
 namespace mctl {
 namespace {
@@ -13,7 +14,10 @@ namespace zlib = boost::beast::zlib;
 
 using Bytes = std::span<const std::byte>;
 
+constexpr std::size_t kAnyRatio = 1 << 20, kMostRatio = 100;  // over so many bytes, so many times the compressed size
+
 Error malformed() { return {Code::invalid, "the compressed body is damaged"}; }
+Error too_large() { return {Code::too_large, "the inflated body is over the limit"}; }
 
 constexpr std::array<std::uint32_t, 256> crc_table() {
   std::array<std::uint32_t, 256> table{};
@@ -48,31 +52,33 @@ std::uint32_t little(Bytes data, std::size_t at) {
 }
 std::uint32_t big(Bytes data, std::size_t at) { return __builtin_bswap32(little(data, at)); }
 
-// A raw deflate stream at the front of `data`, which moves past it, and maybe further: Beast looks ahead, and may count
-// bytes of what follows as read.
-Result<std::string> inflate_raw(Bytes& data, std::size_t limit) {
+// A raw deflate stream of at most `limit` bytes at the front of `data`, which moves past it, and maybe further: Beast
+// looks ahead, and may count bytes of what follows as read.
+Result<Buffer> inflate_raw(Bytes& data, std::size_t limit) {
   constexpr std::size_t first = 64 << 10;
-  std::string out;
+  Buffer out;
+  std::size_t filled = 0;
   zlib::inflate_stream stream;
   zlib::z_params state{};
   state.next_in = data.data();
   state.avail_in = data.size();
   for (;;) {
-    const std::size_t had = out.size();
-    if (had > limit) return Error{Code::too_large, "the inflated body is over the limit"};
-    out.resize(std::min(limit + 1, std::max(first, 2 * had)));
+    const std::size_t had = filled;
+    if (had > limit) return too_large();
+    if (!out.resize(std::min(limit + 1, std::max(first, 2 * had)))) throw std::bad_alloc();
     state.next_out = out.data() + had;
     state.avail_out = out.size() - had;
     boost::beast::error_code ec;
     stream.write(state, zlib::Flush::sync, ec);
-    out.resize(out.size() - state.avail_out);
+    filled = out.size() - state.avail_out;
     if (ec == zlib::error::end_of_stream) break;
-    const bool progress = out.size() > had || !ec;
+    const bool progress = filled > had || !ec;
     if ((ec && ec != zlib::error::need_buffers) || !progress || (state.avail_in == 0 && state.avail_out > 0)) {
       return malformed();
     }
   }
-  if (out.size() > limit) return Error{Code::too_large, "the inflated body is over the limit"};
+  if (filled > limit) return too_large();
+  if (!out.resize(filled)) throw std::bad_alloc();
   data = data.last(state.avail_in);
   return out;
 }
@@ -105,33 +111,45 @@ bool skip_gzip_header(Bytes& data) {
   return true;
 }
 
-Result<std::string> inflate_gzip(Bytes data, std::size_t limit) {
+// It ends with the size of what is in it (RFC 1952, section 2.3.1).
+std::size_t stated_size(Bytes data) { return data.size() < 18 ? 0 : little(data, data.size() - 4); }
+
+Result<Buffer> inflate_gzip(Bytes data, std::size_t limit) {
+  const std::size_t size = stated_size(data);
   if (!skip_gzip_header(data) || data.size() < 8) return malformed();
   const Bytes trailer = data.last(8);
-  auto out = inflate_raw(data, limit);
-  if (!out) return out;
-  const bool sound = data.size() <= 8 && little(trailer, 0) == crc32(*out) &&
-                     little(trailer, 4) == static_cast<std::uint32_t>(out->size());
-  return sound ? out : Result<std::string>(malformed());
+  auto out = inflate_raw(data, std::min(size, limit));
+  if (!out) return out.error().code == Code::too_large && size <= limit ? malformed() : out.error();
+  const bool sound = data.size() <= 8 && little(trailer, 0) == crc32(out->text()) && out->size() == size;
+  return sound ? std::move(out) : Result<Buffer>(malformed());
 }
 
-Result<std::string> inflate_zlib(Bytes data, std::size_t limit) {
+Result<Buffer> inflate_zlib(Bytes data, std::size_t limit) {
   const bool framed = data.size() >= 2 && (byte(data, 0) & 15) == 8 && (byte(data, 0) << 8 | byte(data, 1)) % 31 == 0;
   if (framed) data = data.subspan(2);
   if (framed && data.size() < 4) return malformed();
   const Bytes trailer = framed ? data.last(4) : Bytes();
   auto out = inflate_raw(data, limit);
   if (!out) return out;
-  const bool sound = data.size() <= trailer.size() && (!framed || big(trailer, 0) == adler32(*out));
-  return sound ? out : Result<std::string>(malformed());
+  const bool sound = data.size() <= trailer.size() && (!framed || big(trailer, 0) == adler32(out->text()));
+  return sound ? std::move(out) : Result<Buffer>(malformed());
+}
+
+bool is_gzip(std::string_view encoding) {
+  return boost::beast::iequals(encoding, "gzip") || boost::beast::iequals(encoding, "x-gzip");
 }
 
 }  // namespace
 
-Result<std::string> inflate(std::string_view encoding, Bytes data, std::size_t limit) {
-  using boost::beast::iequals;
-  if (iequals(encoding, "gzip") || iequals(encoding, "x-gzip")) return inflate_gzip(data, limit);
-  if (iequals(encoding, "deflate")) return inflate_zlib(data, limit);
+std::size_t most_inflated(std::string_view encoding, Bytes data, std::size_t limit) {
+  const std::size_t most = std::min(limit, std::max(kAnyRatio, kMostRatio * data.size()));
+  return is_gzip(encoding) ? std::min(most, stated_size(data)) : most;
+}
+
+Result<Buffer> inflate(std::string_view encoding, Bytes data, std::size_t limit) {
+  const std::size_t ratio = std::max(kAnyRatio, kMostRatio * data.size());
+  if (is_gzip(encoding)) return inflate_gzip(data, std::min(limit, ratio));
+  if (boost::beast::iequals(encoding, "deflate")) return inflate_zlib(data, std::min(limit, ratio));
   return Error{Code::unsupported, "Content-Encoding '" + std::string(encoding) + "' is not understood: gzip, deflate"};
 }
 

@@ -11,6 +11,7 @@ namespace json = boost::json;
 using boost::system::error_code;
 
 constexpr std::size_t kMaxTensors = 1024, kMaxAxes = 64, kMaxKeys = 256;
+constexpr std::size_t kMaxId = 1024;  // bytes of an id, which the answer repeats
 
 // What the value at hand belongs to.
 enum class Place : std::uint8_t {
@@ -351,6 +352,7 @@ bool Handler::request_value(Scalar& value, error_code& ec) {
   if (key_ != Key::id) return wrong(ec, "of the right type");
   auto* text = std::get_if<std::string>(&value);
   if (!text) return wrong(ec, "a string");
+  if (text->size() > kMaxId) return wrong(ec, "of at most " + std::to_string(kMaxId) + " bytes");
   out_.id = std::move(*text);
   return true;
 }

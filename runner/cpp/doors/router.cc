@@ -119,22 +119,37 @@ void Router::serve(const std::shared_ptr<Connection>& connection) {
   connection->respond(std::move(answer));
 }
 
+bool Router::knows(const Head& head) const {
+  return settings_.token.empty() || bears(head.authorization, settings_.token);
+}
+
+bool Router::probes(const Head& head) const {
+  const auto path = segments_of(head.target);
+  return reads(head) && path.size() == 3 && path[0] == "v2" && path[1] == "health";
+}
+
 // Probes have no token; everything else needs it.
 Status Router::permit(const Head& head) const {
-  if (settings_.token.empty() || bears(head.authorization, settings_.token)) return Done{};
-  const auto path = segments_of(head.target);
-  if (path.size() == 3 && path[0] == "v2" && path[1] == "health") return Done{};
+  if (knows(head) || probes(head)) return Done{};
   if (!head.authorization.empty()) return Error{Code::unauthorized, "this is not the token of this server"};
   return Error{Code::unauthorized, "this server needs a token: send `Authorization: Bearer TOKEN`"};
 }
 
-Status Router::screen(const Connection& connection) {
+// A path that takes no body refuses one at once, and a large one is refused by all that its head tells.
+std::optional<Answer> Router::screen(const Connection& connection, bool large) {
   const Head& head = connection.head();
-  if (auto permitted = permit(head); !permitted) return permitted;
   ServedModel* const model = infers(head);
-  if (!model) return Done{};
-  if (auto status = available(); !status) return status;
-  return model->admit(connection.client(), 1);
+  if (!large && model != nullptr) return std::nullopt;  // serve() sees to it
+  if (auto permitted = permit(head); !permitted) return refuse(connection, permitted.error());
+  if (model != nullptr) {
+    Status room = available();
+    if (room) room = model->admit(connection.client(), 1);
+    return room ? std::nullopt : std::optional(refuse(connection, room.error()));
+  }
+  Answer answer = route(head, segments_of(head.target));
+  if (answer.status == 200) answer = refusal({Code::too_large, "this path takes no body"});
+  if (settings_.log) settings_.log(line_of({connection, head.request_id, answer.status, 0}));
+  return answer;
 }
 
 // The model whose inference it is, if it is one's.

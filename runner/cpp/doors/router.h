@@ -32,7 +32,9 @@ class Router final : public Service {
 
   void serve(const std::shared_ptr<Connection>& connection) override;
   bool gone(Connection& connection) override;
-  Status screen(const Connection& connection) override;
+  std::optional<Answer> screen(const Connection& connection, bool large) override;
+  bool knows(const Head& head) const override;
+  bool probes(const Head& head) const override;
   Answer refuse(const Connection& connection, const Error& error) override;
 
   void drain() { draining_ = true; }
@@ -57,6 +59,7 @@ class Router final : public Service {
   Status read(InferCall& call);
   Status set_deadline(InferCall& call) const;
   void own(InferCall& call) const;
+  Status hold(InferCall& call) const;
   void done(InferCall& call, const Error* error);
 
   const Models& models_;

@@ -11,6 +11,7 @@ namespace mctl {
 enum class Code {
   invalid,        // the client's request (400)
   unauthorized,   // 401
+  forbidden,      // 403
   not_found,      // 404
   method,         // 405
   too_slow,       // 408

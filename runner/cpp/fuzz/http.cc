@@ -2,12 +2,14 @@
 #include "doors/http.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "check.h"
 #include "doors/inflate.h"
 #include "doors/oip_answer.h"
 #include "doors/oip_request.h"
+#include "doors/reader.h"
 #include "format/contract_json.h"
 #include "format/elements.h"
 #include "format/json.h"
@@ -51,43 +53,47 @@ struct Seen {
 
 // As connection.cc reads: `text` comes in pieces that end at `cuts`.
 Seen read(std::string_view text, std::span<const std::size_t> cuts) {
-  RequestParser parser(kMaxBody, kMaxHeader);
+  RequestReader reader(kMaxBody, kMaxHeader);
   Seen seen;
-  std::size_t body_at = 0;
-  for (const std::size_t filled : cuts) {
-    for (bool more = true; more && seen.used < filled && !parser.is_done();) {
-      const auto taken = parser.take(text.substr(seen.used, filled - seen.used));
-      if (!taken) {
-        seen.error = taken.error().text;
-        require(status_of(taken.error().code) >= 400, "a refusal is a client's fault");
+  std::size_t given = 0;
+  for (const std::size_t cut : cuts) {
+    while (given < cut && !seen.done) {
+      if (reader.space().empty()) require(reader.make_room(reader.wanted()), "there is memory");
+      const auto space = reader.space();
+      require(!space.empty(), "there is room for more");
+      const std::size_t count = std::min(space.size(), cut - given);
+      std::memcpy(space.data(), text.data() + given, count);
+      reader.came(count);
+      given += count;
+      auto step = reader.parse();
+      while (step && *step == RequestReader::Step::head) step = reader.parse();
+      if (!step) {
+        seen.error = step.error().text;
+        require(status_of(step.error().code) >= 400, "a refusal is a client's fault");
         return seen;
       }
-      seen.used += *taken;
-      require(seen.used <= filled, "no byte is taken that did not come");
-      if (!seen.head_done && parser.is_header_done()) body_at = seen.used;
-      seen.head_done = parser.is_header_done();
-      more = *taken > 0;
-    }
-    if ((seen.head_done ? body_at : filled) > kMaxHeader) {
-      seen.error = "the head is over the limit";
-      return seen;
+      seen.done = *step == RequestReader::Step::whole;
+      const std::size_t body = reader.head_done() ? reader.body().size() : 0;
+      require(reader.capacity() <= 4 * (kMaxHeader + RequestReader::kFirst + std::min(body, given)),
+              "memory grows with what came");
     }
   }
-  seen.done = parser.is_done();
-  if (seen.head_done) seen.head = parser.request();
+  seen.head_done = reader.head_done();
+  if (seen.head_done) seen.head = reader.head();
   if (!seen.done) return seen;
-  const std::size_t length = seen.head.content_length.value_or(0);
-  require(parser.chunked() || body_at + length == seen.used, "the body ends where its length says");
-  seen.body = parser.chunked() ? parser.chunks() : std::string(text.substr(body_at, length));
+  seen.used = given - reader.ahead();
+  const auto body = std::as_bytes(reader.body());
+  seen.body.assign(reinterpret_cast<const char*>(body.data()), body.size());
+  require(!seen.head.content_length || *seen.head.content_length == body.size(), "the body ends where its length says");
   return seen;
 }
 
 // A refusal ends the connection: which fault it names may depend on what had come.
 bool same(const Seen& a, const Seen& b) {
   const auto fields = [](const Head& head) {
-    return std::tie(head.verb, head.target, head.content_type, head.content_encoding, head.accept, head.request_id,
-                    head.content_length, head.json_length, head.timeout_ms, head.expects_continue, head.keep_alive,
-                    head.http_1_0);
+    return std::tie(head.verb, head.target, head.host, head.origin, head.content_type, head.content_encoding,
+                    head.accept, head.request_id, head.content_length, head.json_length, head.timeout_ms,
+                    head.expects_continue, head.keep_alive, head.http_1_0);
   };
   return a.error.empty() == b.error.empty() && a.done == b.done &&
          (!a.done || (a.used == b.used && a.body == b.body && fields(a.head) == fields(b.head)));
@@ -148,7 +154,7 @@ void serve(const Seen& seen) {
     auto plain = inflate(seen.head.content_encoding, std::as_bytes(std::span(body)), kMaxBody);
     if (!plain) return require(status_of(plain.error().code) != 500, "a bad body is no fault of the server");
     require(plain->size() <= kMaxBody, "an inflated body is bounded");
-    body = *std::move(plain);
+    body = plain->text();
   }
   for (const Contract& contract : kModels) infer(contract, seen.head, std::as_bytes(std::span(body)));
 }
