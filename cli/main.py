@@ -13,6 +13,7 @@ import typer
 from .. import __version__
 from ..bundle_format.errors import MctlError
 from . import console
+from .admin import admin
 from .bench import bench
 from .build import build
 from .compile import compile
@@ -65,6 +66,7 @@ VERBS = (
     generate,
     simulate,
     serve,
+    admin,
     pack,
     top,
     handler,

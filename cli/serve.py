@@ -11,7 +11,17 @@ from . import console
 def serve(
     context: typer.Context,
     bundles: Annotated[
-        list[Path] | None, typer.Argument(metavar="BUNDLE…", help="What `mctl compile` wrote [bundle.pt2].")
+        list[Path] | None,
+        typer.Argument(metavar="BUNDLE…|FOLDER", help="Bundles, or a folder NAME/VERSION/*.pt2 [bundle.pt2]."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A file with models, versions and traffic; read again on SIGHUP.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="What was changed is kept in this file, over any end of the server.")
+    ] = None,
+    ready: Annotated[
+        Literal["all", "any"] | None, typer.Option(help="Models that have to be ready for the server to be [any].")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="0: a free one, told on stderr [8000].")] = None,
@@ -24,6 +34,20 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="Its first line is what clients have to send as a bearer token [no token].")
     ] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="For management; 0: a free one, told on stderr [no management].")
+    ] = None,
+    admin_host: Annotated[str | None, typer.Option(help="Address of that [127.0.0.1].")] = None,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help="Its first line is what operators have to send [no token].")
+    ] = None,
+    model_store: Annotated[
+        Path | None, typer.Option(help="Folder of the bundles that operators may load [none].")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder for bundles that come in load requests [they are refused].")
+    ] = None,
+    max_load_mb: Annotated[int | None, typer.Option(help="MiB of a load request with a bundle in it [1024].")] = None,
     libtorch: Annotated[
         Path | None, typer.Option(help="Folder of libtorch_cpu.so [that of the installed torch].")
     ] = None,
@@ -77,10 +101,12 @@ def serve(
     from ..runner import native
 
     options = {name: value for name, value in context.params.items() if name not in ("bundles", "libtorch", "json")}
-    ready = native.prepare(bundles or [Path("bundle.pt2")], libtorch, options, console.say)
-    console.say(f"host: {ready.verdict.kind}, {ready.verdict.reason}")
+    bundles = bundles or ([] if config or state or admin_port is not None else [Path("bundle.pt2")])
+    prepared = native.prepare(bundles, libtorch, options, console.say)
+    verdict = prepared.verdict
+    if verdict:
+        console.say(f"host: {verdict.kind}, {verdict.reason}")
     if json:
-        console.emit_json(
-            "mctl.serve/1", True, host=ready.verdict.kind, reason=ready.verdict.reason, command=ready.command
-        )
-    native.become(ready)
+        said = {"host": verdict.kind, "reason": verdict.reason} if verdict else {}
+        console.emit_json("mctl.serve/1", True, **said, command=prepared.command)
+    native.become(prepared)

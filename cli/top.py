@@ -31,7 +31,7 @@ def top(
     """Show what a server does: rate, latency, queue, batches, padding, workers. Ctrl-C ends it."""
     from ..runner.scrape import address_from
 
-    address, token = address_from(url), _token(token_file)
+    address, token = address_from(url), read_token(token_file)
     if not once and not json:
         with contextlib.suppress(KeyboardInterrupt):  # how a person leaves
             _watch(address, token, interval)
@@ -98,7 +98,7 @@ def _print(found: "Snapshot", url: str) -> None:
     Console(highlight=False).print(view(found, url))
 
 
-def _token(path: Path | None) -> str | None:
+def read_token(path: Path | None) -> str | None:
     """The first line, as `mctl serve --token-file` reads it."""
     if path is None:
         return None

@@ -27,10 +27,10 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What will serve bundles: the host verdict (of several, the least good), the program with its arguments, and what
-    it has in its environment beside this process's own."""
+    """What will serve models: the host verdict (of several bundles, the least good; None: they are not known yet), the
+    program with its arguments, and what it has in its environment beside this process's own."""
 
-    verdict: Verdict
+    verdict: Verdict | None
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,22 +38,47 @@ class Start:
 def prepare(bundles: Sequence[Path], libtorch: Path | None, options: Mapping[str, object], say: Say) -> Start:
     """All that can be known before the server starts. HostError where a bundle cannot be served here.
 
-    `options` are those of `mctl-runner serve` by their names in Python; None and False: not given.
+    `bundles` may be one folder of models, or none where a file in `options` says what is served. `options` are those of
+    `mctl-runner serve` by their names in Python; None and False: not given.
     """
     check_platform()
-    checked = [_check_bundle(bundle, libtorch, say) for bundle in bundles]
-    verdict = max((verdict for verdict, _ in checked), key=lambda verdict: verdict.kind != "optimal")
-    folders = [folder for _, folder in checked]
-    found = next((folder for folder in folders if folder), None)
-    # Where standalone bundles are served beside others, `--libtorch` would make them use it too.
-    named = [f"--libtorch={found}"] if found and all(folders) else []
-    environment = {"MCTL_LIBTORCH": str(found)} if found and not all(folders) else {}
-    words = ["serve", *map(str, bundles), *named]
+    verdict: Verdict | None = None
+    if bundles and not any(bundle.is_dir() for bundle in bundles):
+        verdict, told = _check_bundles(bundles, libtorch, say)
+    else:
+        told = _told_of_any(libtorch)
+    words = ["serve", *map(str, bundles), *told.words]
     for name, value in options.items():
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag}={value}")
-    return Start(verdict, (str(find_runner(say)), *words), environment)
+    return Start(verdict, (str(find_runner(say)), *words), told.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Libtorch:
+    """How the runner is told of it: in its words, for every bundle, or in its environment, for those that need it."""
+
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _check_bundles(bundles: Sequence[Path], libtorch: Path | None, say: Say) -> tuple[Verdict, _Libtorch]:
+    checked = [_check_bundle(bundle, libtorch, say) for bundle in bundles]
+    verdict = max((verdict for verdict, _ in checked), key=lambda verdict: verdict.kind != "optimal")
+    folders = [folder for _, folder in checked]
+    found = next((folder for folder in folders if folder), None)
+    if found and all(folders):
+        return verdict, _Libtorch((f"--libtorch={found}",))
+    return verdict, _Libtorch(environment={"MCTL_LIBTORCH": str(found)} if found else {})
+
+
+def _told_of_any(libtorch: Path | None) -> _Libtorch:
+    """For bundles that are not known yet."""
+    if libtorch:
+        return _Libtorch((f"--libtorch={find_libtorch(libtorch)}",))
+    found = host.find_libtorch()
+    return _Libtorch(environment={"MCTL_LIBTORCH": str(found)} if found else {})
 
 
 def _check_bundle(bundle: Path, libtorch: Path | None, say: Say) -> tuple[Verdict, Path | None]:

@@ -27,6 +27,15 @@ const Option kOptions[] = {
     {"--token-file", "FILE", &ServeOptions::token_file, 0, 0, "its first line is what clients have to send [no token]"},
     {"--allowed-hosts", "NAME,NAME,...", &ServeOptions::allowed_hosts, 0, 0,
      "names of this server in requests, `*`: any [its own on loopback without a token, else any]"},
+    {"--config", "FILE", &ServeOptions::config_file, 0, 0, "models, versions and traffic; read again on SIGHUP"},
+    {"--state", "FILE", &ServeOptions::state_file, 0, 0, "what was changed is kept there, over any end of the server"},
+    {"--ready", "all|any", &ServeOptions::ready, 0, 0, "models that have to be ready for the server to be [any]"},
+    {"--admin-port", "PORT", &ServeOptions::admin_port, 0, 65535, "for management; 0: a free one [no management]"},
+    {"--admin-host", "ADDRESS", &ServeOptions::admin_host, 0, 0, "address of that [127.0.0.1]"},
+    {"--admin-token-file", "FILE", &ServeOptions::admin_token_file, 0, 0, "what operators have to send [no token]"},
+    {"--model-store", "FOLDER", &ServeOptions::model_store, 0, 0, "of the bundles that operators may load [none]"},
+    {"--store", "FOLDER", &ServeOptions::store, 0, 0, "keeps bundles that come in load requests [they are refused]"},
+    {"--max-load-mb", "MIB", &ServeOptions::max_load_mb, 1, 65536, "of a load request with a bundle in it [1024]"},
     {"--libtorch", "PATH", &ServeOptions::libtorch, 0, 0,
      "libtorch_cpu.so or its folder [$MCTL_LIBTORCH, else beside]"},
     {"--instances", "N", &ServeOptions::instances, 1, 256, "worker processes [1]"},
@@ -85,14 +94,17 @@ Result<std::vector<std::int64_t>> numbers(const Option& option, std::string_view
   return values;
 }
 
-Result<Start> start_of(const Option& option, std::string_view text) {
-  if (text == "full") return Start::full;
-  if (text == "quick") return Start::quick;
+// Where an option takes one of some words, `takes` has them: `all|any`.
+Status check_word(const Option& option, std::string_view text) {
+  const std::string words = '|' + std::string(option.takes) + '|';
+  const bool known = text.find('|') == text.npos && words.find('|' + std::string(text) + '|') != words.npos;
+  if (option.takes.find('|') == option.takes.npos || known) return Done{};
   return usage("`" + std::string(option.name) + "` is `" + std::string(text) + "`, allowed " +
                std::string(option.takes));
 }
 
 Status set(ServeOptions& options, const Option& option, const std::string& text) {
+  if (auto known = check_word(option, text); !known) return known;
   if (const auto* member = std::get_if<std::string ServeOptions::*>(&option.target)) {
     options.*(*member) = text;
   } else if (const auto* list = std::get_if<std::optional<std::vector<std::int64_t>> ServeOptions::*>(&option.target)) {
@@ -100,9 +112,7 @@ Status set(ServeOptions& options, const Option& option, const std::string& text)
     if (!values) return values.error();
     options.*(*list) = *values;
   } else if (const auto* start = std::get_if<Start ServeOptions::*>(&option.target)) {
-    const auto value = start_of(option, text);
-    if (!value) return value.error();
-    options.*(*start) = *value;
+    options.*(*start) = text == "quick" ? Start::quick : Start::full;
   } else {
     const auto value = number(option, text);
     if (!value) return value.error();
@@ -148,12 +158,13 @@ Result<ServeOptions> parse_serve_options(std::span<const std::string> words) {
       options.bundles.push_back(words[index++]);
     }
   }
-  if (options.bundles.empty()) return usage("no bundle given");
+  if (options.bundles.empty() && options.config_file.empty() && options.state_file.empty() && !options.admin_port)
+    return usage("nothing to serve: give bundles, a folder of models, `--config`, `--state` or `--admin-port`");
   return options;
 }
 
 std::string serve_help() {
-  std::string text = "usage: mctl-runner serve BUNDLE… [OPTION VALUE]…\n\nServes bundles over HTTP.\n\n";
+  std::string text = "usage: mctl-runner serve BUNDLE…|FOLDER [OPTION VALUE]…\n\nServes bundles over HTTP.\n\n";
   for (const Option& option : kOptions) {
     std::string left = "  " + std::string(option.name) + " " + std::string(option.takes);
     left.resize(std::max<std::size_t>(left.size(), 32), ' ');

@@ -13,7 +13,14 @@
 namespace mctl {
 
 struct ServeOptions : ModelSettings, Runtime {
-  std::vector<std::string> bundles;
+  std::vector<std::string> bundles;  // or one folder
+  std::string config_file, state_file;
+  std::string ready = "any";  // or all
+  std::optional<std::int64_t> admin_port;
+  std::string admin_host = "127.0.0.1";
+  std::string admin_token_file;
+  std::string model_store, store;  // folders: of bundles to load, for bundles that come in requests
+  std::int64_t max_load_mb = 1024;
   std::string token_file;
   std::string allowed_hosts;  // on a loopback address without a token: the names that this has; otherwise any
   std::string host = "127.0.0.1";

@@ -9,9 +9,9 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <filesystem>
 #include <new>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include "doors/line_writer.h"
@@ -21,7 +21,10 @@
 #include "pool/memory.h"
 #include "pool/reaper.h"
 #include "pool/sandbox.h"
-#include "registry/models.h"
+#include "registry/fleet.h"
+#include "registry/sources.h"
+#include "registry/store.h"
+#include "registry/watch.h"
 
 namespace mctl {
 namespace {
@@ -31,6 +34,7 @@ namespace asio = boost::asio;
 using Say = std::function<void(const std::string&)>;
 
 constexpr int kSecondSignal = 130;
+constexpr std::size_t kOperators = 64;        // connections to the management port
 constexpr int kMapped = 1 << 20;              // bytes
 constexpr std::size_t kLeastHeld = 32 << 20;  // bytes that clients may make it hold in any case
 
@@ -49,9 +53,19 @@ HttpLimits http_limits(const ServeOptions& options) {
   return limits;
 }
 
+Owner owner_of(const ServeOptions& options) {
+  if (!options.config_file.empty()) return Owner::file;
+  const bool folder = options.bundles.size() == 1 && std::filesystem::is_directory(options.bundles.front());
+  return folder ? Owner::folder : Owner::state;
+}
+
+constexpr std::int64_t kMaybeLoaded = 16;  // versions that a folder, a file or a state may have at a time
+
 // What is open beside connections, with room for those that are turned away and for a worker that starts again.
 std::int64_t descriptors_of_its_own(const ServeOptions& options) {
-  return 96 + 8 * options.instances * static_cast<std::int64_t>(options.bundles.size());
+  const bool fixed = owner_of(options) == Owner::state && options.state_file.empty() && !options.admin_port;
+  const auto given = static_cast<std::int64_t>(options.bundles.size());
+  return 96 + 8 * options.instances * (fixed ? given : std::max(given, kMaybeLoaded));
 }
 
 // As many connections at a time as there are descriptors for.
@@ -89,34 +103,38 @@ constexpr int kQuietPolls = 10;
 // All parts of the front, and the order in which they come and go.
 class Front {
  public:
-  Front(const ServeOptions& options, Token token, const Say& say);
-  Status open_models();
+  Front(const ServeOptions& options, Token token, Token admin_token, const Say& say);
+  Status prepare();
   Result<int> run();
 
  private:
-  Status start_models();
-  void on_change(const ServedModel& model);
+  Result<Owned> owned();
+  void start_models();
+  void read_again();
   void await_signal();
+  void await_hangup();
   void drain();
   void poll_drained();
   void end(Result<int> result);
 
   void run_loop();
   void limit_hosts();
+  Status listen_for_operators();
   void say_who_can_use_it() const;
 
   const ServeOptions& options_;
   const Token token_;
   const Say& say_;
   asio::io_context io_{1};
-  asio::signal_set signals_{io_, SIGTERM, SIGINT};
+  asio::signal_set signals_{io_, SIGTERM, SIGINT}, hangup_{io_};
   asio::steady_timer timer_{io_};
   std::chrono::steady_clock::time_point exit_at_;
   Reaper reaper_{io_};
-  Models models_;
-  Router router_;
-  Server server_;
-  std::set<const ServedModel*> were_ready_;
+  Fleet fleet_;
+  std::optional<FolderWatch> folder_;
+  const Token admin_token_;
+  Router router_, admin_router_;
+  Server server_, admin_server_;
   bool draining_ = false;
   int quiet_polls_ = 0;
   Result<int> result_ = 0;
@@ -130,20 +148,55 @@ RouterSettings router_settings(const ServeOptions& options, const Token& token, 
   return settings;
 }
 
-Front::Front(const ServeOptions& options, Token token, const Say& say)
+FleetSettings fleet_settings(const ServeOptions& options) {
+  return {options, options, options.null, owner_of(options), options.ready == "all"};
+}
+
+RouterSettings admin_router_settings(const ServeOptions& options, const Token& token, const Say& say) {
+  RouterSettings settings = router_settings(options, token, say);
+  settings.management = ManagementSettings{options.model_store, options.store};
+  return settings;
+}
+
+HttpLimits admin_limits(const ServeOptions& options) {
+  HttpLimits limits = http_limits(options);
+  limits.max_body = std::max(limits.max_body, static_cast<std::size_t>(options.max_load_mb) << 20);
+  limits.max_held = std::max(limits.max_held, 3 * limits.max_body);
+  limits.max_connections = kOperators;
+  return limits;
+}
+
+Front::Front(const ServeOptions& options, Token token, Token admin_token, const Say& say)
     : options_(options),
       token_(std::move(token)),
       say_(say),
-      router_(models_, router_settings(options, token_, say)),
-      server_(io_, http_limits(options), router_) {}
+      fleet_(io_, reaper_, fleet_settings(options), say),
+      admin_token_(std::move(admin_token)),
+      router_(fleet_, router_settings(options, token_, say)),
+      admin_router_(fleet_, admin_router_settings(options, admin_token_, say)),
+      server_(io_, http_limits(options), router_),
+      admin_server_(io_, admin_limits(options), admin_router_) {}
 
-Status Front::open_models() {
-  for (const std::string& bundle : options_.bundles) {
-    auto model = ServedModel::open(io_, reaper_, {bundle}, options_, options_, options_.null);
-    if (!model) return model.error();
-    if (auto added = models_.add(*std::move(model)); !added) return added;
+Result<Owned> Front::owned() {
+  if (fleet_.owner() == Owner::file) return owned_by_file(options_.config_file);
+  if (fleet_.owner() == Owner::state) return owned_by_bundles(options_.bundles);
+  folder_.emplace(io_, options_.bundles.front());
+  return folder_->first_look();
+}
+
+Status Front::prepare() {
+  if (!options_.config_file.empty() && !options_.bundles.empty()) {
+    return Error{Code::usage, "`--config` says what is served: give no bundle beside it"};
   }
-  return Done{};
+  std::optional<StateStore> store;
+  if (!options_.state_file.empty()) {
+    auto opened = StateStore::open(options_.state_file);
+    if (!opened) return opened.error();
+    store.emplace(*std::move(opened));
+  }
+  auto now = owned();
+  if (!now) return now.error();
+  return fleet_.prepare(*std::move(now), std::move(store));
 }
 
 Result<int> Front::run() {
@@ -154,10 +207,16 @@ Result<int> Front::run() {
   limit_hosts();
   say_("listening on " + server_.url());
   say_who_can_use_it();
+  if (auto managed = listen_for_operators(); !managed) return managed.error();
   await_signal();
+  if (fleet_.owner() != Owner::state) {
+    boost::system::error_code ignored;  // of a signal that exists
+    hangup_.add(SIGHUP, ignored);
+    await_hangup();
+  }
   // Where that fails it fails in the workers too, and they tell.
   if (options_.sandbox) static_cast<void>(static_cast<bool>(confine(Role::front)));
-  if (auto started = start_models(); !started) return started.error();
+  start_models();
   run_loop();
   return result_;
 }
@@ -182,6 +241,24 @@ void Front::limit_hosts() {
   if (server_.on_loopback() && token_.text.empty()) server_.allow_only(Hosts::of_loopback(options_.host));
 }
 
+Status Front::listen_for_operators() {
+  if (!options_.admin_port) return Done{};
+  const auto port = static_cast<std::uint16_t>(*options_.admin_port);
+  if (auto listening = admin_server_.listen(options_.admin_host, port); !listening) return listening;
+  admin_router_.set_url(admin_server_.url());
+  say_("management on " + admin_server_.url());
+  if (!options_.allowed_hosts.empty()) {
+    admin_server_.allow_only(Hosts::from_option(options_.allowed_hosts));
+  } else if (admin_server_.on_loopback() && admin_token_.text.empty()) {
+    admin_server_.allow_only(Hosts::of_loopback(options_.admin_host));
+  }
+  if (!admin_server_.on_loopback() && admin_token_.text.empty()) {
+    say_("warning: everyone who can reach the management address can change what is served");
+  }
+  if (admin_token_.exposed) say_("warning: everyone on this machine can read `" + options_.admin_token_file + "`");
+  return Done{};
+}
+
 void Front::say_who_can_use_it() const {
   const bool loopback = server_.on_loopback();
   if (!loopback && token_.text.empty()) say_("warning: everyone who can reach this address can use the server");
@@ -191,22 +268,28 @@ void Front::say_who_can_use_it() const {
   if (token_.exposed) say_("warning: everyone on this machine can read `" + options_.token_file + "`");
 }
 
-Status Front::start_models() {
-  for (const auto& model : models_.all()) {
-    ServedModel::Events events;
-    events.changed = [this, &model = *model] { on_change(model); };
-    events.noted = say_;
-    events.failed = [this, &model = *model](const Error& error) {
-      end(models_.all().size() == 1 ? error : Error{error.code, model.name() + ": " + error.text});
-    };
-    if (auto started = model->start(std::move(events)); !started) return started;
-  }
-  return Done{};
+// Bundles on the command line are all there will ever be: if none can be served, the server ends.
+void Front::start_models() {
+  const bool may_change = fleet_.owner() != Owner::state || !options_.state_file.empty() || options_.admin_port;
+  fleet_.begin(may_change ? nullptr : std::function([this](const Error& error) { end(error); }));
+  if (folder_) folder_->start([this](Owned now) { fleet_.adopt(std::move(now)); });
 }
 
-void Front::on_change(const ServedModel& model) {
-  if (!model.ready() || !were_ready_.insert(&model).second) return;
-  say_("ready: " + model.name() + ", version " + model.version());
+// SIGHUP, where there is something to look at: what could not be loaded is tried again.
+void Front::read_again() {
+  fleet_.forget_failures();
+  if (folder_) return folder_->look_now();
+  if (fleet_.owner() != Owner::file) return;
+  auto now = owned();
+  now ? fleet_.adopt(*std::move(now)) : say_("warning: nothing has changed: " + now.error().text);
+}
+
+void Front::await_hangup() {
+  hangup_.async_wait([this](boost::system::error_code ec, int) {
+    if (ec) return;
+    read_again();
+    await_hangup();
+  });
 }
 
 void Front::await_signal() {
@@ -222,14 +305,14 @@ void Front::drain() {
   draining_ = true;
   say_("draining");
   exit_at_ = std::chrono::steady_clock::now() + std::chrono::seconds(options_.exit_timeout);
-  router_.drain();
-  server_.drain();
-  models_.drain();
+  for (Router* router : {&router_, &admin_router_}) router->drain();
+  for (Server* server : {&server_, &admin_server_}) server->drain();
+  fleet_.drain();
   poll_drained();
 }
 
 void Front::poll_drained() {
-  const bool quiet = models_.idle() && server_.quiet();
+  const bool quiet = fleet_.idle() && server_.quiet() && admin_server_.quiet();
   quiet_polls_ = quiet ? quiet_polls_ + 1 : 0;
   if (quiet_polls_ == kQuietPolls) return end(0);
   if (std::chrono::steady_clock::now() >= exit_at_) {
@@ -264,14 +347,17 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
   Result<Token> token = Token{};
   if (!options.token_file.empty()) token = read_token(options.token_file);
   if (!token) return token.error();
+  Result<Token> admin_token = Token{};
+  if (!options.admin_token_file.empty()) admin_token = read_token(options.admin_token_file);
+  if (!admin_token) return admin_token.error();
   std::optional<LineWriter> log;
   Say say_all = say;
   if (options.log_requests) {  // so much is said that whoever reads it may be too slow
     log.emplace(STDERR_FILENO);
     say_all = [&](const std::string& line) { log->write(line); };
   }
-  Front front(options, *std::move(token), say_all);
-  if (auto opened = front.open_models(); !opened) return opened.error();
+  Front front(options, *std::move(token), *std::move(admin_token), say_all);
+  if (auto prepared = front.prepare(); !prepared) return prepared.error();
   return front.run();
 }
 

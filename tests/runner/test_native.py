@@ -46,7 +46,7 @@ def test_the_words_for_the_runner(mlp_bundle: Bundle, runner: Path) -> None:
     start = native.prepare([mlp_bundle], None, options, silent)
     libtorch = native.find_libtorch()
     assert (libtorch / "libtorch_cpu.so").is_file()
-    assert start.verdict.ok
+    assert start.verdict and start.verdict.ok
     assert start.command == (
         str(runner),
         "serve",
@@ -70,6 +70,12 @@ def test_several_bundles_of_which_one_needs_no_libtorch(
     start = native.prepare([mlp_bundle, mlp_bundle], None, {}, silent)
     assert start.command == (str(runner), "serve", str(mlp_bundle), str(mlp_bundle))
     assert start.environment == {"MCTL_LIBTORCH": str(libtorch)}  # `--libtorch` would be the standalone one's too
+
+
+def test_a_folder_of_models_is_not_looked_into(tmp_path: Path, runner: Path) -> None:
+    start = native.prepare([tmp_path], None, {"state": Path("s.json")}, silent)
+    assert start.verdict is None and start.command == (str(runner), "serve", str(tmp_path), "--state=s.json")
+    assert start.environment == {"MCTL_LIBTORCH": str(native.find_libtorch())}  # for those bundles that need it
 
 
 def test_libtorch_is_found_without_importing_torch() -> None:

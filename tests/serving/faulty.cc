@@ -1,7 +1,8 @@
 // A library with AOTInductor's interface whose model does to its process what each row asks for.
 //
-// x: int64 [batch, 2], rows of (action, value). y: int64 [batch, 1], 3 * value + 1 for a row that only wants an answer,
-// else what its action gives. faulty.py names the actions and makes a bundle of it.
+// x: int64 [batch, 2], rows of (action, value). y: int64 [batch, 1], FACTOR * value + 1 for a row that only wants an
+// answer, else what its action gives. faulty.py names the actions and makes a bundle of it. BEYOND is what a row does
+// that only wants an answer, and whose value is above 1000: golden cases and warming up don't see it.
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,7 +31,7 @@ int32_t aoti_torch_dtype_int64();
 
 namespace {
 
-enum Action : int64_t { warm, answer, crash, abort_, exhaust, hang, nap, leave, fail, attempt, cost };
+enum Action : int64_t { warm, answer, crash, abort_, exhaust, hang, nap, leave, fail, attempt, cost, slow };
 
 int64_t results[4096];
 
@@ -119,12 +120,15 @@ int64_t act(int64_t action, int64_t value) {
     case nap:
       usleep(static_cast<useconds_t>(value) * 1000);
       break;
+    case slow:
+      usleep(20'000);
+      break;
     case leave:
       _exit(static_cast<int>(value));
     case attempt:
       return attempt_of(value);
   }
-  return 3 * value + 1;
+  return FACTOR * value + 1;
 }
 
 }  // namespace
@@ -149,9 +153,11 @@ EXPORT AOTInductorModelContainerRunSingleThreaded(void*, Tensor* inputs, size_t,
   bool failed = false;
   int64_t cost_ms = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    failed = failed || x[2 * row] == fail;
-    if (x[2 * row] == cost) cost_ms = x[2 * row + 1];
-    results[row] = act(x[2 * row], x[2 * row + 1]);
+    const int64_t value = x[2 * row + 1];
+    const int64_t action = x[2 * row] == answer && value > 1000 ? BEYOND : x[2 * row];
+    failed = failed || action == fail;
+    if (action == cost) cost_ms = value;
+    results[row] = act(action, value);
   }
   usleep(static_cast<useconds_t>(cost_ms * (1000 + 200 * rows)));
   aoti_torch_delete_tensor_object(inputs[0]);

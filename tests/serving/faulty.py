@@ -29,7 +29,7 @@ IMPORTS = ("create_tensor_from_blob", "delete_tensor_object", "get_data_ptr", "g
 class Action(enum.IntEnum):
     """The first number of a row. Warm-up fills in ones: answers."""
 
-    ANSWER = 1  # 3 * value + 1
+    ANSWER = 1  # 3 * value + 1, or with another factor
     CRASH = 2  # SIGSEGV
     ABORT = 3
     EXHAUST = 4  # takes so many MiB
@@ -53,9 +53,9 @@ def rows(*pairs: tuple[int, int]) -> np.ndarray:
     return np.array(pairs, np.int64)
 
 
-def right(x: np.ndarray) -> np.ndarray:
+def right(x: np.ndarray, factor: int = 3) -> np.ndarray:
     """The answer to rows that only want one, or want it late."""
-    return 3 * x[:, 1:] + 1
+    return factor * x[:, 1:] + 1
 
 
 def case(x: np.ndarray, **headers: str) -> load.Case:
@@ -65,10 +65,24 @@ def case(x: np.ndarray, **headers: str) -> load.Case:
     return load.Case(load.http_request(INFER, body, {**fields, **named}), right(x).tobytes())
 
 
-def library(folder: Path) -> Path:
-    """The compiled model."""
-    built = folder / "faulty.so"
-    words = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+def library(folder: Path, factor: int = 3, beyond: str = "answer") -> Path:
+    """The compiled model. With another factor it is another version: its numbers tell which one answered.
+
+    `beyond`: what rows with a value above 1000 do that only want an answer: `fail`, `crash` or `slow`.
+    """
+    built = folder / f"faulty{factor}{beyond}.so"
+    words = [
+        os.environ.get("CXX", "c++"),
+        "-std=c++20",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-DFACTOR={factor}",
+        f"-DBEYOND={beyond}",
+    ]
     subprocess.run([*words, "-o", str(built), str(Path(__file__).with_name("faulty.cc"))], check=True)
     return built
 
@@ -80,13 +94,18 @@ def bundle(
     most: int = MOST_ROWS,
     buckets: tuple[int, ...] = (1, 4, 16),
     values: tuple[int, int] | None = None,
+    factor: int = 3,
+    standalone: bool = False,
 ) -> Path:
-    """A bundle at `path` with these golden cases, rows up to `most`, and `values` that its input may hold."""
+    """A bundle at `path` with these golden cases, rows up to `most`, and `values` that its input may hold.
+
+    `factor` is the one that its golden cases are right for. `standalone`: its worker loads no libtorch.
+    """
     members: list[tuple[str, archive.Data]] = [(LIBRARY, library)]
     cases = []
     for number, x in enumerate(golden):
         case = Golden(name=f"case{number}", member=f"{GOLDEN}case{number}.safetensors", dims={"batch": len(x)})
-        stored = {"input.x": ("int64", x.shape, x.data), "output.y": ("int64", (len(x), 1), right(x).data)}
+        stored = {"input.x": ("int64", x.shape, x.data), "output.y": ("int64", (len(x), 1), right(x, factor).data)}
         members.append((case.member, tensors.dump(stored)))
         cases.append(case)
     machine = platform.machine()
@@ -105,6 +124,7 @@ def bundle(
         ),
         golden=tuple(cases),
         tolerances={"y": Tolerance(rtol=0, atol=0)},
+        standalone=standalone,
         members={},
         target=Target(os="linux", arch=machine, isa="x86-64-v2" if machine == "x86_64" else "aarch64"),
         buckets={"batch": (*(size for size in buckets if size < most), most)},

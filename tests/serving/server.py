@@ -49,12 +49,16 @@ class Server:
         ready: bool = True,
         libtorch: Path | None = None,
         standalone: bool = False,
+        flag: str | None = None,
         environment: Mapping[str, str] | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> None:
-        """`prepare` runs in the new process before it becomes the server. `standalone`: it is told of no libtorch."""
+        """`prepare` runs in the new process before it becomes the server. `standalone`: it is told of no libtorch.
+
+        `bundle` is the value of `flag`, if that is given.
+        """
         library = [] if standalone else ["--libtorch", libtorch or native.find_libtorch()]
-        words = [runner(), "serve", bundle, *library, "--port", "0", *options]
+        words = [runner(), "serve", *([flag] if flag else []), bundle, *library, "--port", "0", *options]
         self.process = subprocess.Popen(
             [*map(str, words)], stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=prepare
         )

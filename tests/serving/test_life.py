@@ -253,7 +253,7 @@ def test_state_is_not_split_over_instances_unless_it_is_asked_for(
 
 def test_files_that_are_no_bundle(tmp_path: Path, mlp_program: Path, refusal: Callable[..., tuple[int, str]]) -> None:
     (tmp_path / "text").write_text("hello")
-    for path in (tmp_path / "missing", tmp_path / "text", tmp_path, mlp_program):
+    for path in (tmp_path / "missing", tmp_path / "text", mlp_program):  # a folder is one of models
         code, text = refusal(path)
         assert code == 1 and text.startswith("error: ") and text.count("\n") == 1 and str(path) in text, text
 

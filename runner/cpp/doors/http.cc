@@ -45,7 +45,7 @@ constexpr StatusLine kStatuses[] = {
 std::string_view reason_of(unsigned number) {
   const auto* found = std::ranges::find(kStatuses, number, &StatusLine::number);
   if (found != std::end(kStatuses)) return found->reason;
-  return number == 200 ? "OK" : "Internal Server Error";
+  return number == 200 ? "OK" : number == 202 ? "Accepted" : "Internal Server Error";
 }
 
 std::optional<std::uint64_t> decimal(std::string_view text) {
@@ -73,6 +73,25 @@ bool is_host(std::string_view text) {
 // Allowed once, and read in different ways: what one server takes for a field is a value to another (RFC 9112, 5.2).
 bool is_folded(std::string_view lines) {
   return lines.find("\r\n ") != lines.npos || lines.find("\r\n\t") != lines.npos;
+}
+
+Verb verb_from(http::verb verb) {
+  switch (verb) {
+    case http::verb::get:
+      return Verb::get;
+    case http::verb::head:
+      return Verb::head;
+    case http::verb::post:
+      return Verb::post;
+    case http::verb::put:
+      return Verb::put;
+    case http::verb::patch:
+      return Verb::patch;
+    case http::verb::delete_:
+      return Verb::remove;
+    default:
+      return Verb::other;
+  }
 }
 
 std::string sentence_of(const boost::beast::error_code& ec) {
@@ -164,10 +183,7 @@ Status RequestParser::check_lines(std::string_view taken, std::string_view waits
 }
 
 void RequestParser::on_request_impl(http::verb verb, Text, Text target, int version, Fault& ec) {
-  head_.verb = verb == http::verb::get    ? Verb::get
-               : verb == http::verb::post ? Verb::post
-               : verb == http::verb::head ? Verb::head
-                                          : Verb::other;
+  head_.verb = verb_from(verb);
   take_target(target);
   head_.http_1_0 = version == 10;
   if (!is_host(head_.host)) refuse(Code::invalid, "the target names no host", ec);
@@ -217,6 +233,9 @@ void RequestParser::known_field(http::field field, std::string_view value) {
     case http::field::origin:
       head_.origin = value;
       break;
+    case http::field::if_match:
+      head_.if_match = value;
+      break;
     case http::field::expect:
       head_.expects_continue = iequals(value, "100-continue");
       break;
@@ -233,6 +252,8 @@ void RequestParser::other_field(std::string_view name, std::string_view value) {
     head_.timeout_ms = decimal(value).value_or(never);
   } else if (iequals(name, "x-request-id") && value.size() <= kMaxId && is_visible_ascii(value)) {
     head_.request_id = value;
+  } else if (iequals(name, "x-mctl-key")) {
+    head_.key = value;
   }
 }
 

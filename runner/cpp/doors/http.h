@@ -12,13 +12,15 @@
 
 namespace mctl {
 
-enum class Verb : std::uint8_t { get, head, post, other };
+enum class Verb : std::uint8_t { get, head, post, put, patch, remove, other };
 
 struct Head {
   Verb verb = Verb::other;
   std::string target;  // path and query, whatever form it came in
   std::string content_type, content_encoding, accept, authorization, request_id;
   std::string host, origin;  // the host is the target's, if that names one
+  std::string key;           // x-mctl-key: requests with the same one go to the same version
+  std::string if_match;      // ETags
   std::optional<std::uint64_t> content_length;
   std::optional<std::uint64_t> json_length;  // Inference-Header-Content-Length
   std::optional<std::uint64_t> timeout_ms;

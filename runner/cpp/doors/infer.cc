@@ -54,8 +54,10 @@ struct InferCall final : Call {
   std::shared_ptr<const void> body;  // the same, if it came as it is and they are large
 };
 
-void Router::infer(const std::shared_ptr<Connection>& connection, ServedModel& model) {
-  auto call = std::make_shared<InferCall>(*this, model.shared_from_this(), connection);
+void Router::infer(const std::shared_ptr<Connection>& connection, const Target& target) {
+  const auto model = fleet_.choose(target.name, target.version, connection->head().key);
+  if (!model) return answer(*connection, refusal(model.error()));
+  auto call = std::make_shared<InferCall>(*this, (*model)->shared_from_this(), connection);
   call->arrival_ns = connection->begun().time_since_epoch() / std::chrono::nanoseconds(1);
   call->client = connection->client();
   connection->context = call;
@@ -171,6 +173,7 @@ void Router::done(InferCall& call, const Error* error) {
   const std::string id = asked.empty() ? hexadecimal(next_id_++) : asked;
   std::string& fields = answer.fields;
   (fields += "x-request-id: ") += id + "\r\n";
+  (fields += "x-mctl-version: ") += call.model->version() + "\r\n";
   append_ms(fields, "x-total-time", total_ns);
   if (call.batch_rows > 0) {
     append_ms(fields, "x-queue-time", call.queue_ns);

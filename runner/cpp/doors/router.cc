@@ -6,6 +6,7 @@
 #include "doors/access_log.h"
 #include "doors/exposition.h"
 #include "doors/metadata.h"
+#include "doors/path.h"
 #include "format/text.h"
 
 namespace mctl {
@@ -20,68 +21,16 @@ Answer with_body(std::string body, std::string_view type = "application/json") {
   return answer;
 }
 
-Answer not_found(std::string text) { return refusal({Code::not_found, std::move(text)}); }
-
-Answer wrong_verb(std::string_view allowed) {
-  Answer answer = refusal({Code::method, "this path takes " + std::string(allowed)});
-  answer.fields = "Allow: " + std::string(allowed) + "\r\n";
-  return answer;
-}
-
 std::int64_t age_of(const Connection& connection) {
   return now_ns() - connection.begun().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 bool reads(const Head& head) { return head.verb == Verb::get || head.verb == Verb::head; }
 
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if ((c | 32) >= 'a' && (c | 32) <= 'f') return (c | 32) - 'a' + 10;
-  return -1;
-}
-
-std::string decoded(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool escape = text[i] == '%' && i + 2 < text.size() && hex_digit(text[i + 1]) >= 0;
-    if (escape && hex_digit(text[i + 2]) >= 0) {
-      out += static_cast<char>(hex_digit(text[i + 1]) * 16 + hex_digit(text[i + 2]));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-// The segments of a path, decoded; a slash at the end makes no difference.
-std::vector<std::string> segments_of(std::string_view target) {
-  target = target.substr(0, target.find_first_of("?#"));
-  std::vector<std::string> segments;
-  while (!target.empty()) {
-    target.remove_prefix(target.front() == '/' ? 1 : 0);
-    const std::size_t end = std::min(target.find('/'), target.size());
-    if (end > 0 || end < target.size()) segments.push_back(decoded(target.substr(0, end)));
-    target.remove_prefix(end);
-  }
-  return segments;
-}
-
-// What comes after a model's name and, maybe, version.
-std::span<const std::string> rest_of(std::span<const std::string> path) {
-  return path.subspan(path.size() >= 5 && path[3] == "versions" ? 5 : 3);
-}
-
-// The version that a path names; empty: none.
-std::string_view version_of(std::span<const std::string> path) {
-  return path.size() >= 5 && path[3] == "versions" ? std::string_view(path[4]) : std::string_view();
-}
-
 // Extensions of Triton's that clients may ask for.
 bool is_extension(std::span<const std::string> path) {
   const std::string& first = path.front();
-  return first == "repository" || first == "systemsharedmemory" || first == "cudasharedmemory" || first == "trace" ||
-         first == "logging";
+  return first == "systemsharedmemory" || first == "cudasharedmemory" || first == "trace" || first == "logging";
 }
 
 bool is_model_extension(std::string_view name) {
@@ -89,11 +38,27 @@ bool is_model_extension(std::string_view name) {
          name == "unload";
 }
 
+// Any listener tells it.
+bool is_index(std::span<const std::string> path) {
+  return path.size() == 3 && path[0] == "v2" && path[1] == "repository" && path[2] == "index";
+}
+
+// Who answers what the management port is for.
+enum class Managed { none, here, torchserve };
+Managed owner_of(std::span<const std::string> path) {
+  if (TorchServe::owns(path)) return Managed::torchserve;
+  return Management::owns(path) && !is_index(path) ? Managed::here : Managed::none;
+}
+
+Answer elsewhere() {
+  return refusal({Code::forbidden, "this is for the management port only: start the server with `--admin-port`"});
+}
+
 Counted counted_of(const ServedModel& model) {
   return {model.name(), model.version(), model.manifest(), model.metrics()};
 }
 
-std::vector<Counted> counted(std::span<const std::shared_ptr<ServedModel>> models) {
+std::vector<Counted> counted(const std::vector<std::shared_ptr<ServedModel>>& models) {
   std::vector<Counted> all;
   for (const auto& model : models) all.push_back(counted_of(*model));
   return all;
@@ -105,18 +70,40 @@ Listed listed_as(const ServedModel& model) {
 
 }  // namespace
 
-Router::Router(const Models& models, RouterSettings settings)
-    : models_(models),
+Router::Router(Fleet& fleet, RouterSettings settings)
+    : fleet_(fleet),
       settings_(std::move(settings)),
-      next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {}
+      next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {
+  if (!settings_.management) return;
+  management_.emplace(fleet, *settings_.management);
+  torchserve_.emplace(fleet, *settings_.management);
+}
 
 void Router::serve(const std::shared_ptr<Connection>& connection) {
   const Head& head = connection->head();
   if (auto permitted = permit(head); !permitted) return connection->respond(refuse(*connection, permitted.error()));
-  if (ServedModel* const model = infers(head)) return infer(connection, *model);
-  Answer answer = route(head, segments_of(head.target));
-  if (settings_.log) settings_.log(line_of({*connection, head.request_id, answer.status, age_of(*connection)}));
-  connection->respond(std::move(answer));
+  if (const auto target = infers(head)) return infer(connection, *target);
+  const auto path = segments_of(head.target);
+  if (!manages(connection, path)) answer(*connection, route(head, path));
+}
+
+// Management answers here, or says where it does.
+bool Router::manages(const std::shared_ptr<Connection>& connection, Path path) {
+  const Managed owner = owner_of(path);
+  if (owner == Managed::none) return false;
+  if (!management_) return answer(*connection, elsewhere()), true;
+  const auto body = connection->body();
+  const ManagementRequest request{connection->head(), path,
+                                  std::string(reinterpret_cast<const char*>(body.data()), body.size())};
+  const auto reply = [this, connection](Answer made) { answer(*connection, std::move(made)); };
+  owner == Managed::torchserve ? torchserve_->serve(request, reply) : management_->serve(request, reply);
+  return true;
+}
+
+void Router::answer(Connection& connection, Answer answer) const {
+  if (settings_.log)
+    settings_.log(line_of({connection, connection.head().request_id, answer.status, age_of(connection)}));
+  connection.respond(std::move(answer));
 }
 
 bool Router::knows(const Head& head) const {
@@ -138,38 +125,61 @@ Status Router::permit(const Head& head) const {
 // A path that takes no body refuses one at once, and a large one is refused by all that its head tells.
 std::optional<Answer> Router::screen(const Connection& connection, bool large) {
   const Head& head = connection.head();
-  ServedModel* const model = infers(head);
-  if (!large && model != nullptr) return std::nullopt;  // serve() sees to it
+  const auto target = infers(head);
+  if (!large && target) return std::nullopt;  // serve() sees to it
   if (auto permitted = permit(head); !permitted) return refuse(connection, permitted.error());
-  if (model != nullptr) {
-    Status room = available();
-    if (room) room = model->admit(connection.client(), 1);
+  if (target) {
+    const Status room = admits(*target, connection.client());
     return room ? std::nullopt : std::optional(refuse(connection, room.error()));
   }
-  Answer answer = route(head, segments_of(head.target));
+  const auto path = segments_of(head.target);
+  const auto owner = owner_of(path);
+  if (owner != Managed::none && management_) return std::nullopt;
+  Answer answer = owner == Managed::none ? route(head, path) : elsewhere();
+  if (answer.status == 200 && is_index(path) && !large) return std::nullopt;
   if (answer.status == 200) answer = refusal({Code::too_large, "this path takes no body"});
   if (settings_.log) settings_.log(line_of({connection, head.request_id, answer.status, 0}));
   return answer;
 }
 
-// The model whose inference it is, if it is one's.
-ServedModel* Router::infers(const Head& head) const {
+Status Router::admits(const Target& target, Client client) const {
+  if (auto status = available(); !status) return status;
+  const auto model = fleet_.find(target.name, target.version);
+  return model ? (*model)->admit(client, 1) : model.error();
+}
+
+std::optional<Router::Target> Router::infers(const Head& head) const {
   constexpr std::string_view before = "/v2/models/", after = "/infer";
-  if (head.verb != Verb::post) return nullptr;
+  if (head.verb != Verb::post) return std::nullopt;
   const std::string_view target = head.target;
   if (target.size() > before.size() + after.size() && target.starts_with(before) && target.ends_with(after)) {
     const auto name = target.substr(before.size(), target.size() - before.size() - after.size());
-    if (name.find_first_of("/%?") == name.npos) {  // as nearly all clients write it
-      const auto found = models_.find(name);
-      return found ? *found : nullptr;
-    }
+    if (name.find_first_of("/%?") == name.npos) return Target{std::string(name), {}, {}};  // as nearly all write it
   }
   const auto path = segments_of(target);
-  if (path.size() < 4 || path[0] != "v2" || path[1] != "models") return nullptr;
-  const Path rest = rest_of(path);
-  if (rest.size() != 1 || rest[0] != "infer") return nullptr;
-  const auto found = models_.find(path[2], version_of(path));
-  return found ? *found : nullptr;
+  if (path.size() < 4 || path[0] != "v2" || path[1] != "models") return std::nullopt;
+  auto named = target_of(path);
+  return named.rest.size() == 1 && named.rest[0] == "infer" ? std::optional(std::move(named)) : std::nullopt;
+}
+
+// A name is one segment, or those of an alias with slashes.
+Router::Target Router::target_of(Path path) const {
+  Target target{path[2], {}, {}};
+  std::size_t at = 3;
+  const auto& aliases = fleet_.desired().aliases;
+  std::string longer = path[2];
+  for (std::size_t end = 3; end < path.size() && !aliases.empty(); ++end) {
+    longer += '/' + path[end];
+    if (!aliases.contains(longer)) continue;
+    target.name = longer;
+    at = end + 1;
+  }
+  if (path.size() >= at + 2 && path[at] == "versions") {
+    target.version = path[at + 1];
+    at += 2;
+  }
+  target.rest.assign(path.begin() + static_cast<std::ptrdiff_t>(at), path.end());
+  return target;
 }
 
 Answer Router::route(const Head& head, Path path) const {
@@ -179,54 +189,62 @@ Answer Router::route(const Head& head, Path path) const {
     return reads(head) ? with_body(prometheus(with_gauges()), "text/plain; version=0.0.4; charset=utf-8")
                        : wrong_verb(kRead);
   }
-  if (path[0] != "v2") return not_found("no such path: GET / lists them");
+  if (depth == 1 && path[0] == "ping")  // TorchServe's
+    return reads(head) ? with_body(fleet_.ready() ? R"({"status":"Healthy"})" : R"({"status":"Unhealthy"})")
+                       : wrong_verb(kRead);
+  if (path[0] != "v2") return no_such_path();
   if (depth == 1) return reads(head) ? with_body(server_metadata()) : wrong_verb(kRead);
   if (path[1] == "health" && depth == 3) {
     if (path[2] == "live") return reads(head) ? with_body("{\"live\":true}") : wrong_verb(kRead);
     if (path[2] == "ready") return reads(head) ? health() : wrong_verb(kRead);
   }
-  if (path[1] == "models" && depth == 3 && path[2] == "stats" && models_.versions("stats").empty()) {
-    return reads(head) ? with_body(statistics(counted(models_.all()))) : wrong_verb(kRead);
+  if (path[1] == "models" && depth == 3 && path[2] == "stats" && fleet_.models().versions("stats").empty()) {
+    return reads(head) ? with_body(statistics(counted(fleet_.models().all()))) : wrong_verb(kRead);
   }
   if (path[1] == "models" && depth >= 3) return model(head, path);
+  if (path[1] == "repository" && depth == 3 && path[2] == "index")
+    return head.verb == Verb::post ? with_body(repository_index(fleet_, false)) : wrong_verb("POST");
   if (is_extension(path.subspan(1))) return refusal({Code::unimplemented, "this extension is not implemented"});
-  return not_found("no such path: GET / lists them");
+  return no_such_path();
 }
 
 Answer Router::model(const Head& head, Path path) const {
-  const auto found = models_.find(path[2], version_of(path));
+  const Target target = target_of(path);
+  const Path rest = target.rest;
+  const auto found = fleet_.find(target.name, target.version);
   if (!found) return refusal(found.error());
   const ServedModel& model = **found;
-  const Path rest = rest_of(path);
   if (rest.empty()) return reads(head) ? metadata(model) : wrong_verb(kRead);
   if (rest.size() == 1 && rest[0] == "infer") return wrong_verb("POST");
   if (rest.size() == 1 && rest[0] == "stats") {
     if (!reads(head)) return wrong_verb(kRead);
     const Counted one[] = {counted_of(model)};
-    return with_body(version_of(path).empty() ? statistics(counted(models_.versions(path[2]))) : statistics(one));
+    return with_body(target.version.empty() ? statistics(counted(fleet_.models().versions(model.name())))
+                                            : statistics(one));
   }
   if (rest.size() == 1 && rest[0] == "ready") {
     if (!reads(head)) return wrong_verb(kRead);
     if (auto status = available(); !status) return refusal(status.error());
-    if (auto status = model.ready(); !status) return refusal(status.error());
+    if (auto status = fleet_.ready(target.name, target.version); !status) return refusal(status.error());
     std::string body = "{\"name\":";
     append_json_string(body, model.name());
     return with_body(body + ",\"ready\":true}");
   }
   if (is_model_extension(rest[0])) return refusal({Code::unimplemented, "this extension is not implemented"});
-  return not_found("no such path: GET / lists them");
+  return no_such_path();
 }
 
 Answer Router::metadata(const ServedModel& model) const {
   std::vector<std::string> versions;
-  for (const auto& version : models_.versions(model.name())) versions.push_back(version->version());
+  for (const auto& version : fleet_.models().versions(model.name())) versions.push_back(version->version());
   return with_body(model_metadata(listed_as(model), versions));
 }
 
 std::vector<Counted> Router::with_gauges() const {
-  std::vector<Counted> all = counted(models_.all());
+  const auto models = fleet_.models().all();
+  std::vector<Counted> all = counted(models);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i].gauges = models_.all()[i]->gauges();
+    all[i].gauges = models[i]->gauges();
     all[i].gauges.ready = all[i].gauges.ready && !draining_;
   }
   return all;
@@ -238,7 +256,7 @@ Status Router::available() const {
 }
 
 Answer Router::health() const {
-  const Status status = draining_ ? available() : models_.ready();
+  const Status status = draining_ ? available() : fleet_.ready();
   if (status) return with_body("{\"ready\":true}");
   Answer answer = refusal(status.error());
   answer.body = "{\"ready\":false,\"error\":";
@@ -250,7 +268,7 @@ Answer Router::health() const {
 Answer Router::page(const Head& head) const {
   const bool json = head.accept.find("application/json") != std::string::npos;
   std::vector<Listed> listed;
-  for (const auto& model : models_.all()) listed.push_back(listed_as(*model));
+  for (const auto& model : fleet_.models().all()) listed.push_back(listed_as(*model));
   return with_body(front_page(listed, url_, !settings_.token.empty(), json),
                    json ? "application/json" : "text/plain; charset=utf-8");
 }
@@ -258,7 +276,9 @@ Answer Router::page(const Head& head) const {
 Answer Router::refuse(const Connection& connection, const Error& error) {
   const Head& head = connection.head();
   Answer answer = refusal(error);
-  if (ServedModel* const model = infers(head)) model->metrics().request(outcome_of(error.code), 0);
+  if (const auto target = infers(head))
+    if (const auto model = fleet_.find(target->name, target->version))
+      (*model)->metrics().request(outcome_of(error.code), 0);
   if (settings_.log) settings_.log(line_of({connection, head.request_id, answer.status, 0}));
   return answer;
 }

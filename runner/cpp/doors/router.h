@@ -13,22 +13,25 @@
 
 #include "doors/connection.h"
 #include "doors/exposition.h"
+#include "doors/management.h"
 #include "doors/token.h"
-#include "registry/models.h"
+#include "doors/torchserve.h"
+#include "registry/fleet.h"
 
 namespace mctl {
 
 struct InferCall;
 
 struct RouterSettings {
-  std::size_t max_body = 64 << 20;              // bytes, inflated
-  std::string token;                            // that clients have to send; empty: none
-  std::function<void(const std::string&)> log;  // a line for each request; empty: none
+  std::size_t max_body = 64 << 20;               // bytes, inflated
+  std::string token;                             // that clients have to send; empty: none
+  std::function<void(const std::string&)> log;   // a line for each request; empty: none
+  std::optional<ManagementSettings> management;  // none: this listener has no management
 };
 
 class Router final : public Service {
  public:
-  Router(const Models& models, RouterSettings settings);
+  Router(Fleet& fleet, RouterSettings settings);
 
   void serve(const std::shared_ptr<Connection>& connection) override;
   bool gone(Connection& connection) override;
@@ -44,7 +47,16 @@ class Router final : public Service {
   friend struct InferCall;
   using Path = std::span<const std::string>;  // the segments of a target
 
-  ServedModel* infers(const Head& head) const;
+  // What a path says of a model: its name (or an alias), a version or label, and what comes after.
+  struct Target {
+    std::string name, version;
+    std::vector<std::string> rest;
+  };
+
+  std::optional<Target> infers(const Head& head) const;
+  Target target_of(Path path) const;
+  void answer(Connection& connection, Answer answer) const;
+  bool manages(const std::shared_ptr<Connection>& connection, Path path);
   Answer route(const Head& head, Path path) const;
   Answer model(const Head& head, Path path) const;
   Answer metadata(const ServedModel& model) const;
@@ -52,9 +64,10 @@ class Router final : public Service {
   Answer page(const Head& head) const;
   Status permit(const Head& head) const;
   Status available() const;
+  Status admits(const Target& target, Client client) const;
   std::vector<Counted> with_gauges() const;
 
-  void infer(const std::shared_ptr<Connection>& connection, ServedModel& model);
+  void infer(const std::shared_ptr<Connection>& connection, const Target& target);
   Status submit(const std::shared_ptr<InferCall>& call);
   Status read(InferCall& call);
   Status set_deadline(InferCall& call) const;
@@ -62,8 +75,10 @@ class Router final : public Service {
   Status hold(InferCall& call) const;
   void done(InferCall& call, const Error* error);
 
-  const Models& models_;
+  Fleet& fleet_;
   const RouterSettings settings_;
+  std::optional<Management> management_;
+  std::optional<TorchServe> torchserve_;
   bool draining_ = false;
   std::string url_;
   std::uint64_t next_id_;

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 
-#include "registry/state.h"
+#include "format/text.h"
 
 namespace mctl {
 namespace {
 
-constexpr std::size_t kMostListed = 5;  // names in an error
-
-bool before(const ServedModel& one, const ServedModel& other) {
-  return one.name() != other.name() ? one.name() < other.name() : VersionLess()(one.version(), other.version());
-}
+constexpr std::size_t kMostListed = 5;      // names in an error
+constexpr std::size_t kLongestNamed = 256;  // bytes of what a client sent
 
 std::string list_of(const std::vector<std::string_view>& names) {
   std::string text;
@@ -21,68 +18,97 @@ std::string list_of(const std::vector<std::string_view>& names) {
   return text + (names.size() > kMostListed ? ", … (" + std::to_string(names.size()) + " in all)" : "");
 }
 
+std::string quoted(std::string_view name) { return "'" + printable(name.substr(0, kLongestNamed)) + "'"; }
+
 }  // namespace
 
-Status Models::add(std::shared_ptr<ServedModel> model) {
-  const auto less = [](const auto& one, const auto& other) { return before(*one, *other); };
-  const auto place = std::ranges::lower_bound(all_, model, less);
-  if (place != all_.end() && !before(*model, **place)) {
-    return Error{Code::usage, "model '" + model->name() + "', version '" + model->version() + "' is given twice"};
+ServedModel* Models::Named::version(std::string_view name) const {
+  auto found = versions.find(name);
+  if (found == versions.end()) {
+    const auto label = labels.find(name);
+    if (label != labels.end()) found = versions.find(label->second);
   }
-  all_.insert(place, std::move(model));
-  by_name_.clear();
-  for (std::size_t i = 0; i < all_.size(); ++i) {
-    Range& range = by_name_.try_emplace(all_[i]->name(), Range{i, 0}).first->second;
-    ++range.count;
-  }
-  return Done{};
+  return found != versions.end() ? found->second.get() : nullptr;
 }
 
-std::span<const std::shared_ptr<ServedModel>> Models::versions(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) return {};
-  return std::span(all_).subspan(found->second.begin, found->second.count);
+ServedModel* Models::Named::highest() const {
+  for (auto one = versions.rbegin(); one != versions.rend(); ++one)
+    if (one->second->ready()) return one->second.get();
+  return versions.rbegin()->second.get();
+}
+
+void Models::put(std::shared_ptr<ServedModel> model) {
+  named_[model->name()].versions[model->version()] = std::move(model);
+}
+
+void Models::remove(const ServedModel& model) {
+  const auto named = named_.find(model.name());
+  if (named == named_.end()) return;
+  auto& versions = named->second.versions;
+  const auto found = versions.find(model.version());
+  if (found != versions.end() && found->second.get() == &model) versions.erase(found);
+  if (versions.empty()) named_.erase(named);
+}
+
+void Models::direct(const std::string& name, std::vector<Share> shares, Labels labels) {
+  const auto named = named_.find(name);
+  if (named == named_.end()) return;
+  named->second.traffic.set(std::move(shares));
+  named->second.labels = std::move(labels);
+}
+
+const std::vector<Share>& Models::shares(std::string_view name) const {
+  static const std::vector<Share> none;
+  const auto named = named_.find(name);
+  return named != named_.end() ? named->second.traffic.shares() : none;
+}
+
+Result<ServedModel*> Models::choose(std::string_view name, std::string_view version, std::string_view key) {
+  if (!version.empty()) return find(name, version);
+  const auto named = named_.find(name);
+  if (named == named_.end()) return unknown(name);
+  Traffic& traffic = named->second.traffic;
+  const std::string* chosen = key.empty() ? traffic.next() : traffic.of_key(key);
+  ServedModel* const model = chosen != nullptr ? named->second.version(*chosen) : nullptr;
+  return model != nullptr ? model : named->second.highest();
+}
+
+Result<ServedModel*> Models::find(std::string_view name, std::string_view version) const {
+  const auto found = named_.find(name);
+  if (found == named_.end()) return unknown(name);
+  const Named& named = found->second;
+  const auto& shares = named.traffic.shares();
+  if (version.empty() && shares.empty()) return named.highest();
+  if (ServedModel* const model =
+          named.version(!version.empty() ? version : std::ranges::max_element(shares, {}, &Share::percent)->version))
+    return model;
+  if (version.empty()) return named.highest();
+  std::vector<std::string_view> known;
+  for (const auto& [each, model] : named.versions) known.push_back(each);
+  return Error{Code::not_found,
+               "model " + quoted(name) + " has no version " + quoted(version) + ": it has " + list_of(known)};
 }
 
 Error Models::unknown(std::string_view name) const {
   std::vector<std::string_view> names;
-  for (const auto& [known, range] : by_name_) names.push_back(known);
-  return {Code::not_found, "model '" + std::string(name) + "' is not here: this server has " + list_of(names)};
+  for (const auto& [known, named] : named_) names.push_back(known);
+  return {Code::not_found, "model " + quoted(name) + " is not here: " +
+                               (names.empty() ? "this server has none" : "this server has " + list_of(names))};
 }
 
-Result<ServedModel*> Models::find(std::string_view name, std::string_view version) const {
-  const auto found = versions(name);
-  if (found.empty()) return unknown(name);
-  if (version.empty()) {
-    for (std::size_t i = found.size(); i-- > 0;) {
-      if (found[i]->ready()) return found[i].get();
-    }
-    return found.back().get();
-  }
-  std::vector<std::string_view> known;
-  for (const auto& model : found) {
-    if (model->version() == version) return model.get();
-    known.push_back(model->version());
-  }
-  return Error{Code::not_found, "model '" + std::string(name) + "' has no version '" + std::string(version) +
-                                    "': it has " + list_of(known)};
+std::vector<std::shared_ptr<ServedModel>> Models::versions(std::string_view name) const {
+  std::vector<std::shared_ptr<ServedModel>> versions;
+  const auto named = named_.find(name);
+  if (named == named_.end()) return versions;
+  for (const auto& [version, model] : named->second.versions) versions.push_back(model);
+  return versions;
 }
 
-Status Models::ready() const {
-  for (const auto& model : all_) {
-    if (auto status = model->ready(); !status) {
-      return all_.size() == 1 ? status.error() : Error{Code::unavailable, model->name() + ": " + status.error().text};
-    }
-  }
-  return Done{};
-}
-
-bool Models::idle() const {
-  return std::ranges::all_of(all_, [](const auto& model) { return model->idle(); });
-}
-
-void Models::drain() {
-  for (const auto& model : all_) model->drain();
+std::vector<std::shared_ptr<ServedModel>> Models::all() const {
+  std::vector<std::shared_ptr<ServedModel>> all;
+  for (const auto& [name, named] : named_)
+    for (const auto& [version, model] : named.versions) all.push_back(model);
+  return all;
 }
 
 }  // namespace mctl

@@ -1,42 +1,53 @@
-// The models that a server has now, by name and version.
+// The versions of models that answer now, by name and version, and where the requests go that name no version.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/served_model.h"
 #include "format/result.h"
+#include "registry/state.h"
+#include "registry/traffic.h"
 
 namespace mctl {
 
 class Models {
  public:
-  // Code::usage if the name and version are taken.
-  Status add(std::shared_ptr<ServedModel> model);
+  using Labels = std::map<std::string, std::string, std::less<>>;  // to versions
 
-  // The one that answers requests for a name and a version. An empty version: the highest, of those that are ready if
-  // any is. Code::not_found says what is there.
+  void put(std::shared_ptr<ServedModel> model);  // in the place of the one of its name and version
+  void remove(const ServedModel& model);
+  // Requests for a name that say no version are counted out by `shares`. While there are none: the highest version that
+  // is ready has them.
+  void direct(const std::string& name, std::vector<Share> shares, Labels labels);
+  const std::vector<Share>& shares(std::string_view name) const;
+
+  // For one request, by its version or label, else by its key, else in turn.
+  Result<ServedModel*> choose(std::string_view name, std::string_view version, std::string_view key);
+  // To look at: that of the version or label, else the one with most of the requests. Code::not_found says what is
+  // there.
   Result<ServedModel*> find(std::string_view name, std::string_view version = {}) const;
-  std::span<const std::shared_ptr<ServedModel>> versions(std::string_view name) const;  // ascending; of none: empty
 
-  std::span<const std::shared_ptr<ServedModel>> all() const { return all_; }  // by name, then version
-  Status ready() const;                                                       // all are; else what one waits for
-  bool idle() const;
-  void drain();
+  Error unknown(std::string_view name) const;  // says which there are
+
+  std::vector<std::shared_ptr<ServedModel>> versions(std::string_view name) const;  // ascending; of none: empty
+  std::vector<std::shared_ptr<ServedModel>> all() const;                            // by name, then version
 
  private:
-  Error unknown(std::string_view name) const;
+  struct Named {
+    std::map<std::string, std::shared_ptr<ServedModel>, VersionLess> versions;
+    Labels labels;
+    Traffic traffic;
 
-  struct Range {
-    std::size_t begin = 0, count = 0;  // in all_
+    ServedModel* version(std::string_view name) const;
+    ServedModel* highest() const;  // that is ready, if any is
   };
-  std::vector<std::shared_ptr<ServedModel>> all_;
-  std::map<std::string, Range, std::less<>> by_name_;
+
+  std::map<std::string, Named, std::less<>> named_;  // each has a version
 };
 
 }  // namespace mctl

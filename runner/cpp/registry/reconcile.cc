@@ -25,7 +25,8 @@ struct Goal {
 
 // What can be changed without loading anew counts as the same.
 SettingsLayer loaded_part(SettingsLayer settings) {
-  settings.instances.reset();
+  const std::int64_t instances = settings.instances.value_or(InstanceRange{}).min;
+  settings.instances = InstanceRange{instances, instances};
   settings.load.reset();
   settings.idle_unload_s.reset();
   settings.priority.reset();

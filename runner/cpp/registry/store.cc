@@ -113,16 +113,22 @@ Result<std::optional<DesiredState>> StateStore::read() const {
   return std::optional(*std::move(state));
 }
 
-Status StateStore::write(std::string_view printed) {
-  const std::string fresh = path_ + ".new";
-  if (!write_file(fresh, printed)) {
+Status write_whole_file(const std::string& path, std::string_view bytes) {
+  const std::string fresh = path + ".new";
+  if (!write_file(fresh, bytes)) {
     const int error = errno;
     ::unlink(fresh.c_str());
-    return failure(Code::unavailable, "nothing has changed, since the state cannot be written to", path_, error);
+    return failure(Code::unavailable, "cannot write", path, error);
   }
-  if (::rename(fresh.c_str(), path_.c_str()) != 0 || !sync_folder(path_))
-    return failure(Code::unavailable, "nothing has changed, since the state cannot be written to", path_, errno);
+  if (::rename(fresh.c_str(), path.c_str()) != 0 || !sync_folder(path))
+    return failure(Code::unavailable, "cannot write", path, errno);
   return Done{};
+}
+
+Status StateStore::write(std::string_view printed) {
+  auto written = write_whole_file(path_, printed);
+  if (written) return written;
+  return Error{Code::unavailable, "nothing has changed, since the state cannot be kept: " + written.error().text};
 }
 
 }  // namespace mctl

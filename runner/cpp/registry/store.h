@@ -13,6 +13,9 @@
 
 namespace mctl {
 
+// The same way for any file. Code::unavailable.
+Status write_whole_file(const std::string& path, std::string_view bytes);
+
 class StateStore {
  public:
   // Takes the lock. Code::usage: another process has it, or the folder cannot be written.

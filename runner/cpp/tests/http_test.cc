@@ -251,7 +251,8 @@ BOOST_AUTO_TEST_CASE(options_all_forms) {
   BOOST_TEST(options->host == "::1");
   BOOST_TEST(options->allowed_batch_sizes->size() == 3u);
   BOOST_TEST(!options->verify);
-  BOOST_TEST(why(parse({})) == "no bundle given");
+  BOOST_TEST(why(parse({})) ==
+             "nothing to serve: give bundles, a folder of models, `--config`, `--state` or `--admin-port`");
   BOOST_TEST(parse({"a", "b"})->bundles.size() == 2u);
   BOOST_TEST(why(parse({"a", "--port", "65536"})) == "`--port` is `65536`, allowed 0..65535");
   BOOST_TEST(why(parse({"a", "--port", "80x"})) == "`--port` is `80x`, allowed 0..65535");

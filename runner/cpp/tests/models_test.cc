@@ -18,11 +18,12 @@ struct Shelf {
     const int fd = file_of(zip_of(small_members()));
     path = "/proc/self/fd/" + std::to_string(fd);
   }
-  Status add(const std::string& name, const std::string& version) {
+  void put(const std::string& name, const std::string& version) {
     auto model = ServedModel::open(io, reaper, {path, name, version}, {}, {}, true);
-    if (!model) return model.error();
-    return models.add(*std::move(model));
+    BOOST_TEST_REQUIRE(why(model) == "");
+    models.put(*std::move(model));
   }
+  std::string chosen(const std::string& key = "") { return (*models.choose("scorer", "", key))->version(); }
 
   std::string path;
   boost::asio::io_context io;
@@ -31,22 +32,50 @@ struct Shelf {
 };
 
 BOOST_FIXTURE_TEST_CASE(models_are_found_by_name_and_version, Shelf) {
-  for (const char* version : {"9", "10", "2", "beta"}) BOOST_TEST(why(add("scorer", version)) == "");
-  BOOST_TEST(why(add("other", "1")) == "");
+  for (const char* version : {"9", "10", "2", "beta"}) put("scorer", version);
+  put("other", "1");
   BOOST_TEST((*models.find("scorer"))->version() == "10");  // numbers count as numbers
   BOOST_TEST((*models.find("scorer", "2"))->version() == "2");
   BOOST_TEST((*models.find("other"))->name() == "other");
   std::vector<std::string> versions;
   for (const auto& model : models.versions("scorer")) versions.push_back(model->version());
   BOOST_TEST(versions == (std::vector<std::string>{"beta", "2", "9", "10"}), boost::test_tools::per_element());
+  BOOST_TEST(models.all().size() == 5U);
 }
 
 BOOST_FIXTURE_TEST_CASE(models_that_are_not_there, Shelf) {
-  BOOST_TEST(why(add("a", "1")) == "");
+  BOOST_TEST(why(models.find("a")) == "model 'a' is not here: this server has none");
+  put("a", "1");
   BOOST_TEST(why(models.find("b")) == "model 'b' is not here: this server has 'a'");
   BOOST_TEST(why(models.find("a", "2")) == "model 'a' has no version '2': it has '1'");
-  BOOST_TEST(why(add("a", "1")) == "model 'a', version '1' is given twice");
+  BOOST_TEST(why(models.choose("b", "", "")) == "model 'b' is not here: this server has 'a'");
   BOOST_TEST(models.versions("b").empty());
+}
+
+BOOST_FIXTURE_TEST_CASE(requests_are_counted_out_by_shares, Shelf) {
+  put("scorer", "1");
+  put("scorer", "2");
+  BOOST_TEST(chosen() == "2");  // without shares the highest has them all
+  models.direct("scorer", {{"1", 75}, {"2", 25}}, {{"canary", "2"}});
+  int first = 0;
+  for (int i = 0; i < 100; ++i) first += chosen() == "1";
+  BOOST_TEST(first == 75);
+  BOOST_TEST((*models.find("scorer"))->version() == "1");  // to look at: the one with most
+  BOOST_TEST((*models.choose("scorer", "canary", ""))->version() == "2");
+  const std::string of_key = chosen("user 7");
+  for (int i = 0; i < 20; ++i) BOOST_TEST(chosen("user 7") == of_key);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_version_takes_the_place_of_another, Shelf) {
+  put("a", "1");
+  const auto old = models.versions("a").front();
+  put("a", "1");
+  BOOST_TEST(models.versions("a").size() == 1U);
+  models.remove(*old);  // it is not there any more: the new one stays
+  BOOST_TEST(models.versions("a").size() == 1U);
+  models.remove(*models.versions("a").front());
+  BOOST_TEST(models.all().empty());
+  BOOST_TEST(why(models.find("a")) == "model 'a' is not here: this server has none");
 }
 
 BOOST_AUTO_TEST_CASE(what_is_no_file_is_no_bundle) {
