@@ -89,8 +89,15 @@ def serve(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip the digests of weights and golden cases.")
     ] = False,
+    sandbox: Annotated[
+        Literal["default", "strict"] | None,
+        typer.Option(help="strict: workers may do what is listed; default: all but what is listed [default]."),
+    ] = None,
     no_sandbox: Annotated[
         bool, typer.Option("--no-sandbox", help="Workers may do all that this user may, and dump core.")
+    ] = False,
+    debuggable: Annotated[
+        bool, typer.Option("--debuggable", help="This user's debuggers may look into the processes; cores are dumped.")
     ] = False,
     null: Annotated[
         bool, typer.Option("--null", help="Answer zeros without a model: measures the server alone.")

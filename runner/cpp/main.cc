@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <new>
 #include <string>
 #include <string_view>
@@ -35,8 +36,17 @@ int serve(const std::vector<std::string>& words) {
   return done ? *done : fail(done.error());
 }
 
-// LIBTORCH THREADS MAX_ROWS [--no-verify] [--no-sandbox] [--replaces] [--quick], where 0 rows are the contract's.
-// Descriptors have the numbers that the pool gave them.
+// Out of memory, the kernel ends a worker before the front: its score is the front's and a tenth of the machine's
+// memory. (Once this process's memory is hidden, the file is root's.)
+void prefer_to_the_front() {
+  constexpr auto file = "/proc/self/oom_score_adj";
+  int score = 0;
+  std::ifstream(file) >> score;
+  std::ofstream(file) << std::min(score + 100, 1000);
+}
+
+// LIBTORCH THREADS MAX_ROWS [--no-verify] [--no-sandbox] [--strict] [--debuggable] [--replaces] [--quick], where 0 rows
+// are the contract's. Descriptors have the numbers that the pool gave them.
 int work(const std::vector<std::string>& words) {
   if (words.size() < 3) return fail({mctl::Code::usage, "`worker` is started by `serve`"});
   mctl::WorkerOptions options;
@@ -50,8 +60,11 @@ int work(const std::vector<std::string>& words) {
   const auto given = [&](std::string_view flag) { return std::find(words.begin(), words.end(), flag) != words.end(); };
   options.verify = !given("--no-verify");
   options.sandbox = !given("--no-sandbox");
+  options.strict = given("--strict");
+  options.debuggable = given("--debuggable");
   options.replaces = given("--replaces");
   options.quick = given("--quick");
+  prefer_to_the_front();
   return mctl::run_worker(options);
 }
 

@@ -15,7 +15,7 @@ using Target =
                  std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*, Start ServeOptions::*>;
 
 struct Option {
-  std::string_view name, takes;  // takes: for a person; empty for a flag
+  std::string_view name, takes;  // takes: for a person; empty for a flag; `no|yes` for a choice, by any two words
   Target target;
   std::int64_t least, most;  // of a number, or what a flag sets
   std::string_view help;
@@ -63,7 +63,10 @@ const Option kOptions[] = {
     {"--start", "full|quick", &ServeOptions::start, 0, 0, "ready before all is warmed and replayed [full]"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
     {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
+    {"--sandbox", "default|strict", &ServeOptions::strict, 0, 0,
+     "strict: workers may do what is listed, else all but what is listed [default]"},
     {"--no-sandbox", "", &ServeOptions::sandbox, 0, 0, "workers may do all that this user may, and dump core"},
+    {"--debuggable", "", &ServeOptions::debuggable, 1, 1, "this user's debuggers may look in; cores are dumped"},
     {"--null", "", &ServeOptions::null, 1, 1, "answer zeros without a model: measures the server alone"},
 };
 
@@ -111,6 +114,8 @@ Status set(ServeOptions& options, const Option& option, const std::string& text)
     auto values = numbers(option, text);
     if (!values) return values.error();
     options.*(*list) = *values;
+  } else if (const auto* second = std::get_if<bool ServeOptions::*>(&option.target)) {
+    options.*(*second) = option.takes.ends_with('|' + text);
   } else if (const auto* start = std::get_if<Start ServeOptions::*>(&option.target)) {
     options.*(*start) = text == "quick" ? Start::quick : Start::full;
   } else {
@@ -137,7 +142,7 @@ Status take(ServeOptions& options, std::span<const std::string> words, std::size
   const std::size_t equals = word.find('=');
   const Option* option = find(std::string_view(word).substr(0, equals));
   if (!option) return usage("no such option: `" + word + "`");
-  if (const auto* flag = std::get_if<bool ServeOptions::*>(&option->target)) {
+  if (const auto* flag = std::get_if<bool ServeOptions::*>(&option->target); flag != nullptr && option->takes.empty()) {
     if (equals != std::string::npos) return usage("`" + std::string(option->name) + "` takes no value");
     options.*(*flag) = option->least != 0;
     return Done{};
@@ -160,6 +165,7 @@ Result<ServeOptions> parse_serve_options(std::span<const std::string> words) {
   }
   if (options.bundles.empty() && options.config_file.empty() && options.state_file.empty() && !options.admin_port)
     return usage("nothing to serve: give bundles, a folder of models, `--config`, `--state` or `--admin-port`");
+  if (options.strict && !options.sandbox) return usage("`--sandbox strict` and `--no-sandbox` exclude each other");
   return options;
 }
 

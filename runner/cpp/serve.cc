@@ -120,6 +120,7 @@ class Front {
   void run_loop();
   void limit_hosts();
   Status listen_for_operators();
+  void confine_itself() const;
   void say_who_can_use_it() const;
 
   const ServeOptions& options_;
@@ -214,8 +215,7 @@ Result<int> Front::run() {
     hangup_.add(SIGHUP, ignored);
     await_hangup();
   }
-  // Where that fails it fails in the workers too, and they tell.
-  if (options_.sandbox) static_cast<void>(static_cast<bool>(confine(Role::front)));
+  confine_itself();
   start_models();
   run_loop();
   return result_;
@@ -257,6 +257,13 @@ Status Front::listen_for_operators() {
   }
   if (admin_token_.exposed) say_("warning: everyone on this machine can read `" + options_.admin_token_file + "`");
   return Done{};
+}
+
+// Where that fails it fails in the workers too, and they tell.
+void Front::confine_itself() const {
+  if (!options_.sandbox) return;
+  if (!options_.debuggable) hide_memory();
+  static_cast<void>(static_cast<bool>(confine(Stage::front, {})));
 }
 
 void Front::say_who_can_use_it() const {

@@ -60,7 +60,8 @@ def _mctl(server: Server, setup: Setup, port: int) -> list[str]:
     # room for a request of each connection: what is compared is speed, not refusals
     words = [sys.executable, "-m", "mctl.cli.main", "serve", str(setup.bundle), f"--port={port}", *server.options]
     room = max(1024, 2 * setup.max_connections)
-    return [*words, f"--threads={setup.threads}", f"--max-queue-size={room}", f"--max-connections={room}"]
+    limits = [f"--max-queue-size={room}", f"--max-connections={room}"]
+    return [*words, f"--threads={setup.threads}", *limits, "--debuggable"]  # its memory is looked at
 
 
 def _peer(server: Server, setup: Setup, port: int) -> list[str]:

@@ -170,7 +170,8 @@ class Started:
 @contextmanager
 def served(bundle: Path, way: str, start: str = "full") -> Iterator[Started]:
     library = library_of(way)
-    words = [str(native.find_runner()), "serve", str(bundle), "--port=0", "--threads=1", f"--start={start}"]
+    options = ["--port=0", "--threads=1", f"--start={start}", "--debuggable"]  # its memory is looked at
+    words = [str(native.find_runner()), "serve", str(bundle), *options]
     server = Started(words + ([f"--libtorch={library}"] if library else []))
     try:
         yield server

@@ -18,16 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 
-using Tensor = struct OpaqueTensor*;
-
-extern "C" {
-int aoti_torch_create_tensor_from_blob(void*, int64_t rank, const int64_t* sizes, const int64_t* strides,
-                                       int64_t offset, int32_t dtype, int32_t device, int32_t device_index, Tensor*);
-int aoti_torch_delete_tensor_object(Tensor);
-int aoti_torch_get_data_ptr(Tensor, void**);
-int aoti_torch_get_sizes(Tensor, int64_t**);
-int32_t aoti_torch_dtype_int64();
-}
+#include "aoti_model.h"
 
 namespace {
 
@@ -133,15 +124,6 @@ int64_t act(int64_t action, int64_t value) {
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default"))) int
-
-EXPORT AOTInductorModelContainerCreateWithDevice(void** container, size_t, const char*, const char*) {
-  *container = results;
-  return 0;
-}
-
-EXPORT AOTInductorModelContainerDelete(void*) { return 0; }
-
 EXPORT AOTInductorModelContainerRunSingleThreaded(void*, Tensor* inputs, size_t, Tensor* outputs, size_t, void*,
                                                   void*) {
   void* data = nullptr;
@@ -164,18 +146,6 @@ EXPORT AOTInductorModelContainerRunSingleThreaded(void*, Tensor* inputs, size_t,
   if (failed) return 1;
   return aoti_torch_create_tensor_from_blob(results, 2, shape, strides, 0, aoti_torch_dtype_int64(), 0, 0, outputs);
 }
-
-EXPORT AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(void*, const void*, size_t, bool, bool) {
-  return 0;
-}
-
-EXPORT AOTInductorModelContainerGetNumConstants(void*, size_t* count) { return *count = 0; }
-EXPORT AOTInductorModelContainerGetNumInputs(void*, size_t* count) { return *count = 1, 0; }
-EXPORT AOTInductorModelContainerGetNumOutputs(void*, size_t* count) { return *count = 1, 0; }
-EXPORT AOTInductorModelContainerGetConstantName(void*, size_t, const char**) { return 1; }
-EXPORT AOTInductorModelContainerGetConstantOriginalFQN(void*, size_t, const char**) { return 1; }
-EXPORT AOTInductorModelContainerGetConstantFromFolded(void*, size_t, bool*) { return 1; }
-EXPORT AOTInductorModelContainerGetConstantDtype(void*, size_t, int32_t*) { return 1; }
 
 EXPORT AOTInductorGetLastError(const char** text) {
   *text = "the row asked for it";

@@ -71,19 +71,13 @@ def library(folder: Path, factor: int = 3, beyond: str = "answer") -> Path:
     `beyond`: what rows with a value above 1000 do that only want an answer: `fail`, `crash` or `slow`.
     """
     built = folder / f"faulty{factor}{beyond}.so"
-    words = [
-        os.environ.get("CXX", "c++"),
-        "-std=c++20",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        f"-DFACTOR={factor}",
-        f"-DBEYOND={beyond}",
-    ]
-    subprocess.run([*words, "-o", str(built), str(Path(__file__).with_name("faulty.cc"))], check=True)
+    return compiled(Path(__file__).with_name("faulty.cc"), built, f"-DFACTOR={factor}", f"-DBEYOND={beyond}")
+
+
+def compiled(source: Path, built: Path, *options: str) -> Path:
+    """A library with AOTInductor's interface, written by hand."""
+    words = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*words, *options, "-I", str(Path(__file__).parent), "-o", str(built), str(source)], check=True)
     return built
 
 

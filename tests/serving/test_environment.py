@@ -13,7 +13,7 @@ import pytest
 
 from . import faulty
 from .faulty import ATTEMPTS, FREE, INFER, Action, right, rows
-from .forbid import CLONE, MEMFD_CREATE, SECCOMP, forbid
+from .forbid import CLONE, LANDLOCK_CREATE_RULESET, MEMFD_CREATE, SECCOMP, forbid
 from .server import Server, infer_binary, outputs_of
 from .test_batching import eventually
 
@@ -99,7 +99,7 @@ def test_without_memfd_a_folder_will_do(faulty_bundle: Path, tmp_path: Path) -> 
     folder = tmp_path / "work"
     folder.mkdir(mode=0o700)
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    server = Server(faulty_bundle, environment=environment, prepare=forbid(MEMFD_CREATE))
+    server = Server(faulty_bundle, "--debuggable", environment=environment, prepare=forbid(MEMFD_CREATE))
     notes = [
         f"note: memfd is forbidden here, batches go through `{folder}`",
         f"note: code cannot be loaded from memory here, it went through `{folder}`",
@@ -123,11 +123,20 @@ def test_without_seccomp_it_serves_and_says_so(faulty_bundle: Path) -> None:
         assert warning.startswith("warning: the workers have no sandbox: ")
 
 
+def test_without_landlock_it_serves_and_a_strict_sandbox_does_not_start(faulty_bundle: Path, refusal: Refusal) -> None:
+    old_kernel = forbid(LANDLOCK_CREATE_RULESET, error=errno.ENOSYS)
+    with Server(faulty_bundle, prepare=old_kernel) as server:
+        assert answers(server) and not told(server, "warning") and not told(server, "note")
+    code, text = refusal(faulty_bundle, "--sandbox", "strict", prepare=old_kernel)
+    why = "the kernel has no Landlock: Function not implemented"
+    assert (code, text) == (1, f"error: `--sandbox strict` is not possible here: {why}\n")
+
+
 # --- while it serves -------------------------------------------------------------------------------------------------
 
 
 def test_descriptors_that_run_out_come_back(faulty_bundle: Path) -> None:
-    with Server(faulty_bundle) as server, server.connect() as kept:
+    with Server(faulty_bundle, "--debuggable") as server, server.connect() as kept:
         asked = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert kept.send(asked).read().status == 200
         front = server.process.pid

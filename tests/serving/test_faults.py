@@ -279,7 +279,7 @@ def held(pid: int) -> tuple[int, int]:
 def test_faults_at_random_lose_nothing(faulty_bundle: Path) -> None:
     print(f"MCTL_FAULT_SEED={SEED} MCTL_FAULT_SECONDS={SECONDS}")
     cases = [*INNOCENT, *SLOW, case(rows((Action.NAP, 4)), x_mctl_timeout_ms="60")]
-    options = ("--instances=2", "--worker-timeout=2", "--max-queue-size=200", "--threads=1")
+    options = ("--instances=2", "--worker-timeout=2", "--max-queue-size=200", "--threads=1", "--debuggable")
     with Server(faulty_bundle, *options) as server:
         front = server.process.pid
         before, workers = held(front), sorted(map(held, server.workers()))

@@ -210,7 +210,7 @@ def test_no_worker_outlives_the_front(mlp_bundle: Path) -> None:
 
 
 def test_a_worker_has_no_descriptors_of_the_front(mlp_bundle: Path) -> None:
-    with Server(mlp_bundle) as server, server.connect() as raw:
+    with Server(mlp_bundle, "--debuggable") as server, server.connect() as raw:
         raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").read()
         for worker in server.workers():
             targets = [str(fd.readlink()) for fd in Path(f"/proc/{worker}/fd").iterdir() if int(fd.name) > 2]
@@ -218,7 +218,7 @@ def test_a_worker_has_no_descriptors_of_the_front(mlp_bundle: Path) -> None:
 
 
 def test_descriptors_and_processes_do_not_pile_up(mlp_bundle: Path) -> None:
-    with Server(mlp_bundle) as server:
+    with Server(mlp_bundle, "--debuggable") as server:
         fds = Path(f"/proc/{server.process.pid}/fd")
         before = len(list(fds.iterdir()))
         for _ in range(3):

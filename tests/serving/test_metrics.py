@@ -86,7 +86,7 @@ def test_processes_are_those_of_the_front_and_the_workers(mlp_bundle: Path) -> N
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     began = time.time()
-    with Server(mlp_bundle, "--instances", "2") as server:
+    with Server(mlp_bundle, "--instances", "2", "--debuggable") as server:
         started = time.time()
         metrics = server.metrics()
         workers = server.workers()

@@ -132,7 +132,7 @@ def test_served(bundle: Path, libtorch: bool, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MCTL_LIBTORCH", str(native.find_libtorch()))
     name = changed(bundle, bundle.with_name(f"{libtorch}.pt2"), name="bundle")
     x = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
-    with Server(name, standalone=not libtorch) as server:
+    with Server(name, "--debuggable", standalone=not libtorch) as server:
         for got, wanted in zip(ask(server, x), expected(x), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
         for pid in (server.process.pid, *server.workers()):

@@ -38,6 +38,8 @@ WorkerSettings worker_settings(const ModelSettings& settings, const Runtime& run
   }
   workers.verify = runtime.verify;
   workers.sandbox = runtime.sandbox;
+  workers.strict = runtime.strict;
+  workers.debuggable = runtime.debuggable;
   workers.quick = settings.start == Start::quick;
   return workers;
 }

@@ -30,6 +30,7 @@ struct ModelSettings {
 struct Runtime {
   std::string libtorch;  // as HostLibrary::load takes it; empty: $MCTL_LIBTORCH, else beside the binary
   bool verify = true, sandbox = true;
+  bool strict = false, debuggable = false;  // as WorkerOptions has them
 };
 
 }  // namespace mctl

@@ -48,7 +48,7 @@ std::string described(std::string_view dtype, std::span<const std::int64_t> shap
 // --- a variant ------------------------------------------------------------------------------------------------------
 
 Result<Model> Model::load(const HostLibrary& library, const Contract& contract, const Variant& variant,
-                          std::span<const std::byte> code, Weights& weights) {
+                          const UnnamedFile& code, Weights& weights) {
   Model model;
   model.host_ = &library;
   model.contract_ = &contract;
@@ -74,7 +74,6 @@ void Model::swap(Model& other) noexcept {
   std::swap(contract_, other.contract_);
   std::swap(variant_, other.variant_);
   std::swap(fd_, other.fd_);
-  std::swap(folder_, other.folder_);
   std::swap(library_, other.library_);
   std::swap(container_, other.container_);
   std::swap(constants_, other.constants_);
@@ -83,12 +82,11 @@ void Model::swap(Model& other) noexcept {
   std::swap(calls_, other.calls_);
 }
 
-Status Model::open(std::span<const std::byte> code) {
-  const auto loaded = load_code("mctl-variant", code);
+Status Model::open(const UnnamedFile& code) {
+  fd_ = code.fd;
+  const auto loaded = load_code(code);
   if (!loaded) return host("cannot load variant `" + variant_->name + "`: " + loaded.error().text);
-  library_ = loaded->library;
-  fd_ = loaded->fd;
-  folder_ = loaded->folder;
+  library_ = *loaded;
   return Done{};
 }
 

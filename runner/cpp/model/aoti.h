@@ -13,23 +13,23 @@
 #include "format/result.h"
 #include "format/weights.h"
 #include "model/host_library.h"
+#include "model/unnamed_file.h"
 
 namespace mctl {
 
 // One compiled library with its constants. One thread at a time may run it.
 class Model {
  public:
-  // `code` is the variant's, already verified. library, contract, variant and weights have to outlive the model.
+  // `code` is the variant's, already verified; its descriptor is the model's from now on. library, contract, variant
+  // and weights have to outlive the model.
   static Result<Model> load(const HostLibrary& library, const Contract& contract, const Variant& variant,
-                            std::span<const std::byte> code, Weights& weights);
+                            const UnnamedFile& code, Weights& weights);
   Model(Model&& other) noexcept { swap(other); }
   Model& operator=(Model&& other) noexcept {
     swap(other);
     return *this;
   }
   ~Model();
-
-  const std::string& folder() const { return folder_; }  // that its code had to be loaded from; empty: from memory
 
   // Runs on `inputs` where they lie (row-major, 64-byte aligned, with the sizes that `dims` gives them) and copies the
   // results, row-major, to `outputs`. Code::model: the model failed, or gave what the contract does not say.
@@ -58,7 +58,7 @@ class Model {
   };
   Model() = default;
   void swap(Model& other) noexcept;
-  Status open(std::span<const std::byte> code);
+  Status open(const UnnamedFile& code);
   Status look_up();
   Status check_counts() const;
   Status bind_constants(Weights& weights);
@@ -73,7 +73,6 @@ class Model {
   const Contract* contract_ = nullptr;
   const Variant* variant_ = nullptr;
   int fd_ = -1;  // kept open: dlopen knows a library by its name, and the descriptor's number is the name
-  std::string folder_;
   void* library_ = nullptr;
   Container container_ = nullptr;
   Calls calls_{};

@@ -1,13 +1,13 @@
 #include "model/code.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "model/dl.h"
-#include "model/unnamed_file.h"
 
 namespace mctl {
 namespace {
@@ -26,18 +26,20 @@ Status write_all(int fd, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Result<LoadedCode> load_code(const char* name, std::span<const std::byte> bytes) {
-  LoadedCode code;
-  const auto file = unnamed_file(name, [&](const UnnamedFile& made) -> Status {
+Result<UnnamedFile> file_of_code(const char* name, std::span<const std::byte> bytes) {
+  return unnamed_file(name, [&](const UnnamedFile& made) -> Status {
     if (auto done = write_all(made.fd, bytes); !done) return done;
-    code.library = dlopen(("/proc/self/fd/" + std::to_string(made.fd)).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (code.library == nullptr) return host(dl_error());
+    void* page = mmap(nullptr, 1, PROT_READ | PROT_EXEC, MAP_PRIVATE, made.fd, 0);  // some places hold no programs
+    if (page == MAP_FAILED) return host(std::strerror(errno));
+    munmap(page, 1);
     return Done{};
   });
-  if (!file) return file.error();
-  code.fd = file->fd;
-  code.folder = file->folder;
-  return code;
+}
+
+Result<void*> load_code(const UnnamedFile& file) {
+  void* library = dlopen(("/proc/self/fd/" + std::to_string(file.fd)).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return host(dl_error());
+  return library;
 }
 
 }  // namespace mctl

@@ -3,20 +3,17 @@
 
 #include <cstddef>
 #include <span>
-#include <string>
 
 #include "format/result.h"
+#include "model/unnamed_file.h"
 
 namespace mctl {
 
-// Stays loaded for the life of the process: threads that OpenMP keeps may still be inside it.
-struct LoadedCode {
-  void* library = nullptr;  // of dlopen()
-  int fd = -1;              // of the file that it was loaded from
-  std::string folder;       // where that file was; empty: in memory
-};
+// A copy of code that can be loaded; none of it has run. `name` is what tools show of the file.
+Result<UnnamedFile> file_of_code(const char* name, std::span<const std::byte> bytes);
 
-// `name` is what tools show of the file.
-Result<LoadedCode> load_code(const char* name, std::span<const std::byte> bytes);
+// Runs the code's constructors. What dlopen() gives stays loaded for the life of the process: threads that OpenMP keeps
+// may still be inside it.
+Result<void*> load_code(const UnnamedFile& file);
 
 }  // namespace mctl

@@ -111,12 +111,12 @@ bool HostLibrary::has(const std::string& import) const {
 
 // Such libraries are linked to `libtorch.so`, an empty one that names libtorch_cpu and, in builds for a GPU, CUDA's:
 // only what needs it gets it.
-Status HostLibrary::load_operators(const std::string& name, std::span<const std::byte> code) const {
+Status HostLibrary::load_operators(const std::string& name, const UnnamedFile& code) const {
   if (is_shim_) return host("`" + name + "` has operators for libtorch: name it with `--libtorch`");
-  auto loaded = load_code(name.c_str(), code);
+  auto loaded = load_code(code);
   if (!loaded && loaded.error().text.find("libtorch.so") != std::string::npos &&
       dlopen((folder_ + "libtorch.so").c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr)
-    loaded = load_code(name.c_str(), code);
+    loaded = load_code(code);
   if (!loaded) return host("cannot load `" + name + "`: " + loaded.error().text);
   return Done{};
 }

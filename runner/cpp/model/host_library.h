@@ -9,6 +9,7 @@
 
 #include "format/contract.h"
 #include "format/result.h"
+#include "model/unnamed_file.h"
 
 namespace mctl {
 
@@ -26,7 +27,7 @@ class HostLibrary {
   bool is_shim() const { return is_shim_; }
   bool has(const std::string& import) const;
   // Operators of a bundle's own, which register themselves with libtorch.
-  Status load_operators(const std::string& name, std::span<const std::byte> code) const;
+  Status load_operators(const std::string& name, const UnnamedFile& code) const;
   void set_threads(int threads) const;  // of the calling thread's parallel regions
   std::string last_error() const;       // of the calling thread; empty if this library does not tell
 

@@ -3,9 +3,15 @@
 #include <algorithm>
 
 #include "format/layout.h"
+#include "model/code.h"
 #include "model/host.h"
 
 namespace mctl {
+namespace {
+
+std::string file_name(const std::string& member) { return member.substr(member.rfind('/') + 1); }
+
+}  // namespace
 
 Status Loaded::open(int fd) {
   auto archive = Archive::open(fd);
@@ -41,34 +47,41 @@ Status Loaded::verify_member(const std::string& path) const {
   return mctl::verify(manifest_, path, mapping->bytes());
 }
 
-// A copy, so that what was hashed is what is mapped.
-Result<std::string> Loaded::verified_code(const std::string& path) const {
-  auto code = archive_->read(path, SIZE_MAX);
-  if (!code) return code.error();
-  if (auto same = mctl::verify(manifest_, path, std::as_bytes(std::span(*code))); !same) return same.error();
-  return code;
-}
-
-Status Loaded::load(const std::string& library, int threads) {
+Status Loaded::load(const std::string& library, int threads, const std::function<Status()>& before_code) {
   auto loaded = HostLibrary::load(library, threads);
   if (!loaded) return loaded.error();
   library_ = *std::move(loaded);
   threads_ = threads;
   lookup_.emplace(manifest_, threads);
   if (auto runs = check_libraries(manifest_, *library_); !runs) return runs;
-  for (const OperatorLibrary& operators : manifest_.libraries) {
-    const auto code = verified_code(operators.member);
-    if (!code) return code.error();
-    const std::string name = operators.member.substr(operators.member.rfind('/') + 1);
-    if (auto done = library_->load_operators(name, std::as_bytes(std::span(*code))); !done) return done;
-  }
-  for (const Variant& variant : manifest_.variants) {
-    const auto code = verified_code(variant.library);
-    if (!code) return code.error();
-    auto model = Model::load(*library_, manifest_.contract, variant, std::as_bytes(std::span(*code)), weights_);
+  std::vector<UnnamedFile> operators, variants;
+  for (const OperatorLibrary& listed : manifest_.libraries)
+    if (auto done = copy_code(listed.member, file_name(listed.member), operators); !done) return done;
+  for (const Variant& variant : manifest_.variants)
+    if (auto done = copy_code(variant.library, "mctl-variant", variants); !done) return done;
+  if (!variants.empty()) code_folder_ = variants.front().folder;
+  if (before_code)
+    if (auto done = before_code(); !done) return done;
+  for (std::size_t i = 0; i < operators.size(); ++i)
+    if (auto done = library_->load_operators(file_name(manifest_.libraries[i].member), operators[i]); !done)
+      return done;
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    auto model = Model::load(*library_, manifest_.contract, manifest_.variants[i], variants[i], weights_);
     if (!model) return model.error();
     models_.push_back(*std::move(model));
   }
+  return Done{};
+}
+
+// A copy, so that what was hashed is what is mapped.
+Status Loaded::copy_code(const std::string& path, const std::string& name, std::vector<UnnamedFile>& copies) const {
+  const auto code = archive_->read(path, SIZE_MAX);
+  if (!code) return code.error();
+  const auto bytes = std::as_bytes(std::span(*code));
+  if (auto same = mctl::verify(manifest_, path, bytes); !same) return same.error();
+  const auto file = file_of_code(name.c_str(), bytes);
+  if (!file) return Error{Code::host, "cannot load `" + file_name(path) + "`: " + file.error().text};
+  copies.push_back(*file);
   return Done{};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,12 +30,14 @@ class Loaded {
   Status verify(bool digests);  // does it run here? Maps the weights; `digests`: of all members but code
 
   // The host library (`library` as HostLibrary::load takes it) and the variants, whose code is always hashed.
-  // `threads`: of OpenMP, for variants that do not set their own.
-  Status load(const std::string& library, int threads);
+  // `threads`: of OpenMP, for variants that do not set their own. `before_code` is called before any of the bundle's
+  // code runs, which some does as soon as it is loaded.
+  Status load(const std::string& library, int threads, const std::function<Status()>& before_code = {});
 
   const Archive& archive() const { return *archive_; }
   const Manifest& manifest() const { return manifest_; }
-  const std::string& code_folder() const { return models_.front().folder(); }  // as Model::folder
+  // Where the code had to go that it is loaded from; empty: it is in memory.
+  const std::string& code_folder() const { return code_folder_; }
 
   // The variant that a server runs at these sizes with as many threads; nullopt: none covers them.
   std::optional<std::size_t> variant(std::span<const std::int64_t> dims) const { return lookup_->variant(dims); }
@@ -47,13 +50,14 @@ class Loaded {
 
  private:
   Status verify_member(const std::string& path) const;
-  Result<std::string> verified_code(const std::string& path) const;
+  Status copy_code(const std::string& path, const std::string& name, std::vector<UnnamedFile>& copies) const;
 
   std::optional<Archive> archive_;
   Manifest manifest_;
   Weights weights_;
   std::optional<HostLibrary> library_;
   std::vector<Model> models_;
+  std::string code_folder_;
   std::optional<Lookup> lookup_;
   int threads_ = 1;
 };

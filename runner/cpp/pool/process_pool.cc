@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "pool/model_areas.h"
 
@@ -51,7 +50,6 @@ struct Launch {
   std::array<int, 4> fds;
   char* const* arguments;
   pid_t front;
-  std::string oom_score;
   WorkerState& state;  // tells the front what went wrong
 };
 
@@ -63,7 +61,7 @@ struct Launch {
 }
 
 // A worker ends with the front, whatever way that goes, and not by signals that a terminal or a service manager sends
-// to all processes at once: the front drains first. Out of memory, the kernel ends a worker before the front.
+// to all processes at once: the front drains first.
 [[noreturn]] void become_worker(Launch launch) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launch.front) _exit(1);
@@ -73,10 +71,6 @@ struct Launch {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  if (const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); fd >= 0) {
-    [[maybe_unused]] const auto written = write(fd, launch.oom_score.data(), launch.oom_score.size());
-    close(fd);
-  }
   for (int& fd : launch.fds) {
     fd = fcntl(fd, F_DUPFD, kDoneFd + 1);
     if (fd < 0) fail_launch(launch.state, "descriptors");
@@ -87,13 +81,6 @@ struct Launch {
   close_from(kDoneFd + 1);
   execv("/proc/self/exe", launch.arguments);
   fail_launch(launch.state, "/proc/self/exe");
-}
-
-// The front's score and a tenth of the machine's memory.
-std::string worker_oom_score() {
-  int score = 0;
-  std::ifstream("/proc/self/oom_score_adj") >> score;
-  return std::to_string(std::min(score + 100, 1000));
 }
 
 // Whether warming up runs the largest sizes: a dim without buckets is at its smallest then.
@@ -139,6 +126,8 @@ Status ProcessPool::spawn(std::size_t index) {
   std::vector<std::string> words = {"mctl-runner", "worker", settings_.libtorch, threads, max_rows};
   if (!settings_.verify) words.push_back("--no-verify");
   if (!settings_.sandbox) words.push_back("--no-sandbox");
+  if (settings_.strict) words.push_back("--strict");
+  if (settings_.debuggable) words.push_back("--debuggable");
   if (was_ready_) words.push_back("--replaces");
   if (settings_.quick) words.push_back("--quick");
   std::vector<char*> arguments;
@@ -147,7 +136,6 @@ Status ProcessPool::spawn(std::size_t index) {
   const Launch launch{{settings_.bundle_fd, worker.arena->fd(), worker.wake_fd, done_fd},
                       arguments.data(),
                       getpid(),
-                      worker_oom_score(),
                       worker.arena->worker()};
   if (worker.wake_fd >= 0 && done_fd >= 0) worker.pid = fork();
   if (worker.pid == 0) become_worker(launch);

@@ -31,7 +31,7 @@ struct WorkerSettings {
   int bundle_fd = -1;
   std::string libtorch;
   std::int64_t threads = 1;
-  bool verify = true, sandbox = true, quick = false;
+  bool verify = true, sandbox = true, strict = false, debuggable = false, quick = false;
   std::optional<std::int64_t> max_rows;  // of a batch, padding included
 };
 

@@ -73,8 +73,10 @@ class Worker {
   explicit Worker(const WorkerOptions& options) : options_(options) {}
 
   int run() {
+    if (options_.sandbox && !options_.debuggable) hide_memory();
     if (auto ready = prepare(); !ready) return fail(ready.error());
-    confine();
+    if (auto confined = confine(Stage::ready); !confined) return fail(confined.error());
+    set_text(arena_->worker().note, notes_.substr(0, notes_.empty() ? 0 : notes_.size() - 1));
     enter(Phase::ready);
     serve();
     return 0;
@@ -131,10 +133,29 @@ class Worker {
     if (!arena) return arena.error();
     arena_ = std::move(*arena);
     if (auto done = timed(Phase::verify, [&] { return bundle_.verify(options_.verify); }); !done) return done;
-    if (auto done = timed(Phase::load, [&] { return bundle_.load(options_.libtorch, options_.threads); }); !done)
-      return done;
+    if (auto done = timed(Phase::load, [&] { return load(); }); !done) return done;
     if (auto done = timed(Phase::warmup, [&] { return warm_up(); }); !done) return done;
     return timed(Phase::golden, [&] { return replay(); });
+  }
+
+  Status load() {
+    return bundle_.load(options_.libtorch, options_.threads, [this] { return confine(Stage::loading); });
+  }
+
+  // What the kernel lacks, the operator hears of; a strict sandbox has to be whole.
+  Status confine(Stage stage) {
+    const std::string& folder = bundle_.code_folder();
+    if (stage == Stage::loading && !folder.empty())
+      notes_ += "note: code cannot be loaded from memory here, it went through `" + folder + "`\n";
+    if (!options_.sandbox) return Done{};
+    Confinement wanted{options_.strict};
+    if (!folder.empty()) wanted.readable.push_back(folder);
+    const Status confined = mctl::confine(stage, wanted);
+    if (confined) return Done{};
+    if (options_.strict) return Error{Code::host, "`--sandbox strict` is not possible here: " + confined.error().text};
+    if (notes_.find("warning: ") == std::string::npos)
+      notes_ += "warning: the workers have no sandbox: " + confined.error().text + "\n";
+    return Done{};
   }
 
   // Each combination of buckets, the small ones first: one that is not reached in time is a little slower at its first
@@ -294,18 +315,6 @@ class Worker {
     return found->second;
   }
 
-  // The model has all it needs. Where the kernel has no seccomp it runs without, and the operator hears of it.
-  void confine() {
-    std::string notes;
-    if (!bundle_.code_folder().empty())
-      notes = "note: code cannot be loaded from memory here, it went through `" + bundle_.code_folder() + "`\n";
-    if (options_.sandbox) {
-      if (auto confined = mctl::confine(Role::worker); !confined)
-        notes += "warning: the workers have no sandbox: " + confined.error().text + "\n";
-    }
-    set_text(arena_->worker().note, notes.substr(0, notes.empty() ? 0 : notes.size() - 1));
-  }
-
   // --- requests -----------------------------------------------------------------------------------------------------
 
   void serve() {
@@ -352,6 +361,7 @@ class Worker {
   Loaded bundle_;
   const Manifest& manifest_ = bundle_.manifest();
   std::optional<Arena> arena_;
+  std::string notes_;  // lines for the operator
 };
 
 }  // namespace

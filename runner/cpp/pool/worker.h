@@ -12,14 +12,16 @@ namespace mctl {
 struct WorkerOptions {
   int bundle_fd = -1;  // the bundle, opened by the front: a renamed file stays the same one
   int arena_fd = -1;
-  int wake_fd = -1;       // eventfd: front -> worker
-  int done_fd = -1;       // eventfd: worker -> front; written on every change of phase and every finished slot
-  std::string libtorch;   // as HostLibrary::load takes it
-  int threads = 1;        // OpenMP threads of the model
-  bool verify = true;     // digests of weights and golden cases (code is always hashed)
-  bool replaces = false;  // one that was ready with this bundle: it replays the smallest golden case, and warms less
-  bool quick = false;     // each variant replays the smallest golden case that it covers, and little is warmed
-  bool sandbox = false;   // gives up what a model has no use for, once it is ready
+  int wake_fd = -1;         // eventfd: front -> worker
+  int done_fd = -1;         // eventfd: worker -> front; written on every change of phase and every finished slot
+  std::string libtorch;     // as HostLibrary::load takes it
+  int threads = 1;          // OpenMP threads of the model
+  bool verify = true;       // digests of weights and golden cases (code is always hashed)
+  bool replaces = false;    // one that was ready with this bundle: it replays the smallest golden case, and warms less
+  bool quick = false;       // each variant replays the smallest golden case that it covers, and little is warmed
+  bool sandbox = false;     // gives up what a model has no use for, before its code is loaded
+  bool strict = false;      // as Confinement::strict
+  bool debuggable = false;  // this user's debuggers may look into it, and it may dump core
   std::optional<std::int64_t> max_rows;        // of a batch, padding included; none: the contract's maximum
   std::vector<std::int64_t> batch_sizes = {};  // that the front pads batches to; empty: the bundle's buckets
 };
