@@ -86,6 +86,10 @@ def serve(
         typer.Option(help="quick: ready before all buckets are warmed and all golden cases replayed [full]."),
     ] = None,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="One JSON line a request on stderr.")] = False,
+    bundle_memory: Annotated[
+        Literal["map", "copy"] | None,
+        typer.Option(help="map: a file that is changed stops being served; copy: to memory that nobody changes [map]."),
+    ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Skip the digests of weights and golden cases.")
     ] = False,

@@ -62,6 +62,8 @@ const Option kOptions[] = {
     {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
     {"--start", "full|quick", &ServeOptions::start, 0, 0, "ready before all is warmed and replayed [full]"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
+    {"--bundle-memory", "map|copy", &ServeOptions::copy_bundle, 0, 0,
+     "copy: to memory that nobody can change or reclaim [map: a changed file is noticed]"},
     {"--no-verify", "", &ServeOptions::verify, 0, 0, "skip digests of weights and golden cases"},
     {"--sandbox", "default|strict", &ServeOptions::strict, 0, 0,
      "strict: workers may do what is listed, else all but what is listed [default]"},

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import struct
 import zlib
@@ -21,6 +22,7 @@ def seeds(target: str) -> Iterator[bytes]:
     """Inputs of a target of runner/cpp/fuzz."""
     made = {
         "archive": _archives,
+        "arena": _states_of_workers,
         "expression": _expressions,
         "frames": _frames,
         "http": _requests,
@@ -70,6 +72,13 @@ def _frames() -> Iterator[bytes]:
         header, body = case["header"].encode(), bytes.fromhex(case["body"])
         yield struct.pack("<IQ", len(header), len(body)) + header + body
     yield struct.pack("<IQ", 2, 5000) + b"{}" + bytes(5000) + struct.pack("<IQ", 2, 0) + b"{}"
+
+
+def _states_of_workers() -> Iterator[bytes]:
+    for phase in (0, 4, 5, 6, 0x7FFFFFFF):
+        yield struct.pack("<I4xddddq", phase, 0.5, -1, math.nan, 1e300, 1 << 62) + "out of memory \u00e9\0".encode()
+    yield bytes(16)
+    yield b"\xff" * 16
 
 
 def _archives() -> Iterator[bytes]:

@@ -22,6 +22,7 @@ from .server import infer_binary
 
 INFER = "/v2/models/faulty/infer"
 MOST_ROWS = 16
+SOURCE = Path(__file__).with_name("faulty.cc")
 LIBRARY = f"{VARIANTS}dynamic/faulty.so"
 IMPORTS = ("create_tensor_from_blob", "delete_tensor_object", "get_data_ptr", "get_sizes", "dtype_int64")
 
@@ -71,7 +72,7 @@ def library(folder: Path, factor: int = 3, beyond: str = "answer") -> Path:
     `beyond`: what rows with a value above 1000 do that only want an answer: `fail`, `crash` or `slow`.
     """
     built = folder / f"faulty{factor}{beyond}.so"
-    return compiled(Path(__file__).with_name("faulty.cc"), built, f"-DFACTOR={factor}", f"-DBEYOND={beyond}")
+    return compiled(SOURCE, built, f"-DFACTOR={factor}", f"-DBEYOND={beyond}")
 
 
 def compiled(source: Path, built: Path, *options: str) -> Path:

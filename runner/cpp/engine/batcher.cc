@@ -184,18 +184,27 @@ void Batcher::expire_waiting(std::int64_t now) {
 
 // --- batches start
 
+// Of sizes that the contract allows.
+std::vector<std::pair<DimSizes, std::int64_t>> Batcher::costs_of(std::span<const std::int64_t> warm) const {
+  const auto& dims = manifest_.contract.dims;
+  std::vector<std::pair<DimSizes, std::int64_t>> costs;
+  for (; warm.size() > dims.size(); warm = warm.subspan(dims.size() + 1)) {
+    const auto sizes = warm.first(dims.size());
+    const bool allowed = std::ranges::equal(
+        sizes, dims, [](std::int64_t size, const Dim& dim) { return size >= dim.min && size <= dim.max; });
+    const std::int64_t ns = warm[dims.size()];
+    if (allowed && ns >= 0 && ns <= worker_timeout_.count())
+      costs.emplace_back(DimSizes(sizes.begin(), sizes.end()), ns / kMicrosecond);
+  }
+  return costs;
+}
+
 // Workers came or went.
 void Batcher::changed() {
-  const std::size_t dims = manifest_.contract.dims.size();
   for (std::size_t worker = 0; worker < slots_.size() && !warm_; ++worker) {
     if (!pool_.live(worker)) continue;
     warm_ = true;
-    const WorkerState& state = pool_.arena(worker).worker();
-    std::vector<std::pair<DimSizes, std::int64_t>> costs;
-    for (std::size_t at = 0; at + dims < std::min<std::size_t>(state.warm_count, kMaxWarm); at += dims + 1) {
-      costs.emplace_back(DimSizes(state.warm + at, state.warm + at + dims), state.warm[at + dims] / kMicrosecond);
-    }
-    seed(costs);
+    seed(costs_of(pool_.arena(worker).report().warm));
   }
   schedule();
 }
@@ -309,7 +318,7 @@ void Batcher::rang(std::size_t worker) {
   Slots& slots = slots_[worker];
   std::array<bool, kSlots> ended{};
   for (int slot = 0; slot < kSlots; ++slot) {
-    const SlotPhase phase = pool_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    const SlotPhase phase = pool_.arena(worker).report(slot).phase;
     ended[slot] = slots.held[slot] && (phase == SlotPhase::done || phase == SlotPhase::failed);
     if (ended[slot]) slots.held[slot]->done = true;
   }
@@ -325,12 +334,12 @@ void Batcher::rang(std::size_t worker) {
 
 // A request's time in the queue ends when the worker begins its batch, not when that was assembled ahead.
 void Batcher::note_begin(Place place, Batch& batch) {
-  const auto begun = static_cast<std::int64_t>(pool_.arena(place.worker).slot(place.slot).begun_ns.load());
+  const std::int64_t begun = pool_.arena(place.worker).report(place.slot).begun_ns;
   if (batch.begun || begun == 0) return;
   batch.begun = true;
   for (const Waiting& request : batch.requests) {
     if (request.first_row > 0 || request.retried) continue;
-    request.call->queue_ns = begun - request.call->arrival_ns;
+    request.call->queue_ns = std::max<std::int64_t>(0, begun - request.call->arrival_ns);
     metrics_.waited(static_cast<std::uint64_t>(request.call->queue_ns));
   }
 }
@@ -338,11 +347,15 @@ void Batcher::note_begin(Place place, Batch& batch) {
 void Batcher::finish(Place place) {
   Batch batch = std::move(*slots_[place.worker].held[place.slot]);
   note_begin(place, batch);
-  SlotState& state = pool_.arena(place.worker).slot(place.slot);
+  if (const Error* why = pool_.spoiled()) {
+    slots_[place.worker].held[place.slot].reset();
+    --inflight_;
+    return withhold(std::move(batch), *why);
+  }
+  const SlotReport report = pool_.arena(place.worker).report(place.slot);
   const std::int64_t noticed = now_ns();
-  if (state.phase.load(std::memory_order_acquire) == SlotPhase::failed) {
-    state.error[sizeof state.error - 1] = 0;
-    const Error error{Code::model, state.error};
+  if (report.phase == SlotPhase::failed) {
+    const Error error{Code::model, pool_.arena(place.worker).error(place.slot)};
     slots_[place.worker].held[place.slot].reset();
     --inflight_;
     if (batch.requests.size() > 1) {
@@ -352,8 +365,8 @@ void Batcher::finish(Place place) {
     }
     return schedule();
   }
-  const auto compute_ns = static_cast<std::int64_t>(state.ended_ns - state.begun_ns);
-  learn(place, batch, compute_ns);
+  const std::int64_t compute_ns = report.ended_ns - report.begun_ns;
+  learn(place, batch, report.begun_ns, compute_ns);
   std::int64_t row = 0;
   Answered answered;
   for (const Waiting& request : batch.requests) {
@@ -374,10 +387,21 @@ void Batcher::finish(Place place) {
   schedule();
 }
 
-void Batcher::learn(Place place, const Batch& batch, std::int64_t compute_ns) {
-  const auto begun = static_cast<std::int64_t>(pool_.arena(place.worker).slot(place.slot).begun_ns.load());
+void Batcher::withhold(Batch batch, const Error& why) {
+  for (const Waiting& request : batch.requests) end(*request.call, why);
+  refuse_waiting(why);
+}
+
+void Batcher::refuse_waiting(const Error& why) {
+  while (!queue_.empty()) {
+    const auto call = queue_.front().call;
+    end(*call, why);
+  }
+}
+
+void Batcher::learn(Place place, const Batch& batch, std::int64_t begun_ns, std::int64_t compute_ns) {
   waits_us_.clear();
-  for (const Waiting& request : batch.requests) waits_us_.push_back(begun / kMicrosecond - request.arrival_us);
+  for (const Waiting& request : batch.requests) waits_us_.push_back(begun_ns / kMicrosecond - request.arrival_us);
   auto& last = slots_[place.worker].last;
   pace_.finished(batch.formed, compute_ns / kMicrosecond, waits_us_, last);
   last = Ran{batch.formed, compute_ns / kMicrosecond};
@@ -430,7 +454,7 @@ void Batcher::died(std::size_t worker) {
   Slots& slots = slots_[worker];
   for (const int slot : {1 - slots.next, slots.next}) {  // what is put back last comes first: the older one
     if (!slots.held[slot]) continue;
-    const SlotPhase phase = pool_.arena(worker).slot(slot).phase.load(std::memory_order_acquire);
+    const SlotPhase phase = pool_.arena(worker).report(slot).phase;
     if (phase == SlotPhase::done || phase == SlotPhase::failed) {
       finish({worker, slot});
       continue;
@@ -442,6 +466,7 @@ void Batcher::died(std::size_t worker) {
     retry(std::move(batch), phase == SlotPhase::running);
   }
   slots = {};
+  if (const Error* why = pool_.spoiled()) refuse_waiting(*why);
   schedule();
 }
 

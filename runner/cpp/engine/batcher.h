@@ -87,7 +87,10 @@ class Batcher {
   bool fill(Place place, Batch& batch);
   void note_begin(Place place, Batch& batch);
   void finish(Place place);
-  void learn(Place place, const Batch& batch, std::int64_t compute_ns);
+  void withhold(Batch batch, const Error& why);
+  void refuse_waiting(const Error& why);
+  void learn(Place place, const Batch& batch, std::int64_t begun_ns, std::int64_t compute_ns);
+  std::vector<std::pair<DimSizes, std::int64_t>> costs_of(std::span<const std::int64_t> warm) const;
   bool answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   void retry(Batch batch, bool blamed);

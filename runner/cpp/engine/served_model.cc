@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "format/archive.h"
+#include "format/bundle_file.h"
 #include "model/host.h"
 #include "model/host_library.h"
 
@@ -88,6 +89,11 @@ Result<std::shared_ptr<ServedModel>> ServedModel::open(asio::io_context& io, Rea
                                                        bool null) {
   Descriptor file(open_to_read(source.path));
   if (!file) return Error{Code::damaged, "cannot open `" + source.path + "`: " + std::strerror(errno)};
+  if (runtime.copy_bundle) {
+    auto copy = sealed_copy(file.get());
+    if (!copy) return copy.error();
+    file = *std::move(copy);
+  }
   const auto archive = Archive::open(file.get());
   if (!archive) return Error{Code::damaged, "`" + source.path + "`: " + archive.error().text};
   auto manifest = read_manifest(*archive);

@@ -31,6 +31,7 @@ struct Runtime {
   std::string libtorch;  // as HostLibrary::load takes it; empty: $MCTL_LIBTORCH, else beside the binary
   bool verify = true, sandbox = true;
   bool strict = false, debuggable = false;  // as WorkerOptions has them
+  bool copy_bundle = false;                 // to memory that nobody can change, instead of mapping the file
 };
 
 }  // namespace mctl

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
+#include "format/text.h"
 #include "model/unnamed_file.h"
 
 namespace mctl {
@@ -30,6 +32,40 @@ Status take_pages(int fd, std::size_t offset, std::size_t bytes) {
   while (error == EINTR);
   if (error != 0) return no_room(std::strerror(error));
   return Done{};
+}
+
+constexpr double kLongestPhase = 1e6;  // seconds
+
+// One reading of shared memory.
+template <class T>
+T fetch(const T& shared) {
+  T copy;
+  __atomic_load(&shared, &copy, __ATOMIC_RELAXED);
+  return copy;
+}
+
+// A text of a worker, as lines that a terminal and JSON can show.
+template <std::size_t N>
+std::string text_of(const char (&shared)[N]) {
+  std::string text;
+  for (const char& shared_byte : shared) {
+    const char byte = fetch(shared_byte);
+    if (byte == '\0') break;
+    text += byte;
+  }
+  const bool unicode = is_utf8(text);
+  for (char& byte : text) {
+    const auto value = static_cast<unsigned char>(byte);
+    if ((value < 0x20 && byte != '\n') || value == 0x7f || (value > 0x7f && !unicode)) byte = '?';
+  }
+  return text;
+}
+
+// Of those that a worker fails with.
+Code code_of(std::uint32_t number) {
+  for (const Code code : {Code::damaged, Code::model, Code::internal})
+    if (number == static_cast<std::uint32_t>(code)) return code;
+  return Code::host;
 }
 
 constexpr std::size_t kHeader = (sizeof(WorkerState) + kPage - 1) / kPage * kPage;
@@ -131,6 +167,37 @@ std::byte* Arena::slot_base(int slot) const { return base_ + slot_offset(slot); 
 WorkerState& Arena::worker() { return *reinterpret_cast<WorkerState*>(base_); }
 
 SlotState& Arena::slot(int index) { return *reinterpret_cast<SlotState*>(slot_base(index)); }
+
+WorkerReport Arena::report() const {
+  const auto& state = *reinterpret_cast<const WorkerState*>(base_);
+  WorkerReport report;
+  report.phase = std::min(state.phase.load(std::memory_order_acquire), Phase::failed);
+  for (std::size_t i = 0; i < report.seconds.size(); ++i) {
+    const double seconds = fetch(state.seconds[i]);
+    report.seconds[i] = seconds >= 0 && seconds < kLongestPhase ? seconds : 0;  // false for NaN
+  }
+  const std::size_t count = std::min<std::size_t>(fetch(state.warm_count), kMaxWarm);
+  for (std::size_t i = 0; i < count; ++i) report.warm.push_back(fetch(state.warm[i]));
+  report.error = {code_of(fetch(state.code)), text_of(state.error)};
+  report.note = text_of(state.note);
+  return report;
+}
+
+SlotReport Arena::report(int slot) const {
+  const auto& state = *reinterpret_cast<const SlotState*>(slot_base(slot));
+  SlotReport report;
+  if (const SlotPhase phase = state.phase.load(std::memory_order_acquire); phase <= SlotPhase::failed)
+    report.phase = phase;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  const auto not_later = [](std::uint64_t time, std::int64_t limit) {
+    return static_cast<std::int64_t>(std::min(time, static_cast<std::uint64_t>(limit)));
+  };
+  report.begun_ns = not_later(state.begun_ns.load(std::memory_order_relaxed), now);
+  report.ended_ns = std::max(report.begun_ns, not_later(fetch(state.ended_ns), now));
+  return report;
+}
+
+std::string Arena::error(int slot) const { return text_of(reinterpret_cast<const SlotState*>(slot_base(slot))->error); }
 
 std::span<std::byte> Arena::input(int slot, std::size_t index) {
   return {slot_base(slot) + inputs_[index].offset, inputs_[index].bytes};

@@ -48,6 +48,19 @@ struct SlotState {
   char error[1024];
 };
 
+// What the front reads of the two above is copied once and checked then: a hostile worker writes anything, at any time.
+struct WorkerReport {
+  Phase phase = Phase::starting;    // failed, if what stands there is no phase
+  std::array<double, 4> seconds{};  // as above; none is negative or without end
+  std::vector<std::int64_t> warm;   // as above, of any values
+  Error error;                      // what it said when it failed
+  std::string note;
+};
+struct SlotReport {
+  SlotPhase phase = SlotPhase::running;     // if what stands there is no phase
+  std::int64_t begun_ns = 0, ended_ns = 0;  // in this order, and not later than now; 0: not yet
+};
+
 // The bytes of each area of a slot.
 struct Areas {
   std::vector<std::size_t> inputs, outputs;
@@ -74,8 +87,11 @@ class Arena {
 
   int fd() const { return fd_; }
   const std::string& folder() const { return folder_; }  // that create() had to use; empty: it is in memory
-  WorkerState& worker();
-  SlotState& slot(int index);
+  WorkerState& worker();                                 // for the worker to write
+  SlotState& slot(int index);  // for the front to write when it is idle, for the worker afterwards
+  WorkerReport report() const;
+  SlotReport report(int slot) const;
+  std::string error(int slot) const;
   std::span<std::byte> input(int slot, std::size_t index);  // the whole area
   std::span<std::byte> output(int slot, std::size_t index);
 

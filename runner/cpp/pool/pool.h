@@ -20,6 +20,7 @@ class Pool {
   virtual void ring(std::size_t worker) = 0;     // a slot of its arena is ready
   virtual void proved(std::size_t worker) = 0;   // it finished a batch: restarts no longer back off
   virtual void kill(std::size_t worker, const std::string& why) = 0;  // it will die
+  virtual const Error* spoiled() = 0;  // why nothing that workers say holds any more, for good; null: it holds
   // How long a batch may surely take, however large.
   virtual std::chrono::nanoseconds patience() const = 0;
 };

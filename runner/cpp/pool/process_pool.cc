@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -92,7 +93,12 @@ bool warms_all(const Manifest& manifest) {
 }  // namespace
 
 ProcessPool::ProcessPool(asio::io_context& io, Reaper& reaper, const Manifest& manifest, WorkerSettings settings)
-    : io_(io), reaper_(reaper), manifest_(manifest), settings_(std::move(settings)), workers_(settings_.instances) {
+    : io_(io),
+      reaper_(reaper),
+      manifest_(manifest),
+      settings_(std::move(settings)),
+      watch_(settings_.bundle_fd, manifest),
+      workers_(settings_.instances) {
   if (settings_.quick || !warms_all(manifest)) patience_ = kUnknown;
 }
 
@@ -119,7 +125,7 @@ Status ProcessPool::spawn(std::size_t index) {
   if (!arena) return arena.error();
   if (!arena->folder().empty()) note("note: memfd is forbidden here, batches go through `" + arena->folder() + "`");
   worker.arena.emplace(*std::move(arena));
-  worker.wake_fd = eventfd(0, EFD_CLOEXEC);
+  worker.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // a worker that fills it up must not stop the front
   const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const std::string threads = std::to_string(settings_.threads);
   const std::string max_rows = std::to_string(settings_.max_rows.value_or(0));
@@ -172,22 +178,25 @@ void ProcessPool::on_bell(std::size_t index) {
 
 void ProcessPool::on_phase(std::size_t index) {
   Worker& worker = workers_[index];
-  WorkerState& state = worker.arena->worker();
-  worker.phase = state.phase.load(std::memory_order_acquire);
-  if (worker.phase == Phase::failed) {
-    state.error[sizeof state.error - 1] = 0;
-    last_error_ = state.error;
-    if (!was_ready_) events_.hopeless({static_cast<Code>(state.code), last_error_});
-  }
+  const WorkerReport report = worker.arena->report();
+  worker.phase = report.phase;
+  if (worker.phase == Phase::failed) note_failure(report.error);
   if (worker.phase != Phase::ready) return;
   worker.live = true;
-  state.note[sizeof state.note - 1] = 0;
-  note(state.note);
+  for (std::size_t from = 0, to; from < report.note.size(); from = to + 1) {
+    to = std::min(report.note.find('\n', from), report.note.size());
+    note(report.note.substr(from, to - from));
+  }
   if (was_ready_) events_.noted("note: a worker is ready again");
-  events_.loaded(state.seconds);
-  patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * state.seconds[2])));
+  events_.loaded(report.seconds);
+  patience_ = std::max(patience_, std::chrono::nanoseconds(static_cast<std::int64_t>(2e9 * report.seconds[2])));
   was_ready_ = was_ready_ || std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
   events_.changed();
+}
+
+void ProcessPool::note_failure(const Error& error) {
+  last_error_ = error.text;
+  if (!was_ready_) events_.hopeless(error);
 }
 
 // Once, not for each worker.
@@ -197,7 +206,7 @@ void ProcessPool::note(const std::string& text) {
 
 void ProcessPool::ring(std::size_t worker) {
   const std::uint64_t one = 1;
-  if (write(workers_[worker].wake_fd, &one, sizeof one) < 0) kill(worker, "crash");
+  if (write(workers_[worker].wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) kill(worker, "crash");
 }
 
 void ProcessPool::proved(std::size_t worker) { workers_[worker].pause = 0ms; }
@@ -209,13 +218,36 @@ void ProcessPool::kill(std::size_t index, const std::string& reason) {
   ::kill(worker.pid, SIGKILL);
 }
 
+const Error* ProcessPool::spoiled() {
+  const Error* why = watch_.spoiled();
+  if (why != nullptr && !given_up_) {
+    given_up_ = true;
+    boost::asio::post(io_, guard_([this, why] { give_up(*why); }));
+  }
+  return why;
+}
+
+void ProcessPool::give_up(const Error& why) {
+  last_error_ = why.text;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    workers_[i].restart.reset();
+    kill(i, "bundle");
+  }
+  events_.noted("error: " + why.text);
+  if (!was_ready_) return events_.hopeless(why);
+  events_.changed();
+}
+
 // --- death
 
 void ProcessPool::on_death(std::size_t index, int status) {
   Worker& worker = workers_[index];
   const bool was_live = worker.live;
-  if (!was_live && worker.phase != Phase::failed) on_phase(index);  // it may have said why
-  if (worker.phase != Phase::failed) {
+  if (const WorkerReport report = worker.arena->report(); !was_live && report.phase == Phase::failed) {
+    if (worker.phase != Phase::failed) note_failure(report.error);
+    worker.phase = report.phase;
+  }
+  if (worker.phase != Phase::failed && !given_up_) {
     last_error_ = worker.reason == "stuck" ? "a worker was stuck" : "a worker ended by " + text_of_end(status);
     if (!was_live) last_error_ += " in phase " + std::string(name_of(worker.phase));
     if (!was_ready_) return events_.hopeless({Code::host, last_error_});
@@ -225,6 +257,7 @@ void ProcessPool::on_death(std::size_t index, int status) {
   events_.replaced(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
   if (was_live) events_.died(index);
   forget(worker);
+  if (spoiled() != nullptr) return;
   restart_later(index);
   events_.noted("warning: " + last_error_ + ", another one starts in " + std::to_string(worker.pause.count()) + " ms");
   events_.changed();
@@ -256,10 +289,12 @@ void ProcessPool::forget(Worker& worker) {
 // --- what is going on
 
 bool ProcessPool::ready() const {
-  return was_ready_ && std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
+  return was_ready_ && !given_up_ &&
+         std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
 }
 
 std::string ProcessPool::why_not() const {
+  if (given_up_) return last_error_;
   if (was_ready_) return "no live worker: " + last_error_ + ", a new one is on its way";
   const auto slowest = std::min_element(workers_.begin(), workers_.end(),
                                         [](const Worker& a, const Worker& b) { return a.phase < b.phase; });

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "format/bundle_file.h"
 #include "format/manifest.h"
 #include "format/result.h"
 #include "pool/arena.h"
@@ -59,6 +60,7 @@ class ProcessPool final : public Pool {
   void ring(std::size_t worker) override;
   void proved(std::size_t worker) override;
   void kill(std::size_t worker, const std::string& reason) override;
+  const Error* spoiled() override;
 
   // All workers at first, then any.
   bool ready() const;
@@ -82,6 +84,7 @@ class ProcessPool final : public Pool {
   };
 
   Status spawn(std::size_t index);
+  void note_failure(const Error& error);
   void note(const std::string& text);
   void listen(std::size_t index);
   void on_bell(std::size_t index);
@@ -89,14 +92,16 @@ class ProcessPool final : public Pool {
   void on_death(std::size_t index, int status);
   void restart_later(std::size_t index);
   void forget(Worker& worker);
+  void give_up(const Error& why);
 
   boost::asio::io_context& io_;
   Reaper& reaper_;
   const Manifest& manifest_;
   const WorkerSettings settings_;
+  BundleWatch watch_;
   Events events_;
   std::vector<Worker> workers_;
-  bool was_ready_ = false;
+  bool was_ready_ = false, given_up_ = false;
   std::string last_error_;
   std::set<std::string> notes_;
   std::chrono::nanoseconds patience_ = std::chrono::seconds(1);

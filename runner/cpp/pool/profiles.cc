@@ -395,6 +395,7 @@ const std::vector<std::uint32_t> kPermitted = {
     SYS_gettimeofday,
     SYS_times,
     // files and doorbells that are open, files to read
+    SYS_ppoll,
     SYS_read,
     SYS_readv,
     SYS_pread64,

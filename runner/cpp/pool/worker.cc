@@ -1,5 +1,6 @@
 #include "pool/worker.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -102,10 +103,13 @@ class Worker {
   // False: nobody can ring any more.
   bool wait() const {
     std::uint64_t count = 0;
-    ssize_t got;
-    do got = read(options_.wake_fd, &count, sizeof count);
-    while (got < 0 && errno == EINTR);
-    return got == sizeof count;
+    for (;;) {
+      const ssize_t got = read(options_.wake_fd, &count, sizeof count);
+      if (got == sizeof count) return true;
+      if (got == 0 || (errno != EAGAIN && errno != EINTR)) return false;
+      pollfd bell{options_.wake_fd, POLLIN, 0};
+      if (poll(&bell, 1, -1) < 0 && errno != EINTR) return false;
+    }
   }
 
   void enter(Phase phase) {

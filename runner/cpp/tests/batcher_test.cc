@@ -1,10 +1,15 @@
 // The batcher with a pool that is no process: the test plays the workers, and nothing is timed.
 #include "engine/batcher.h"
 
+#include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <random>
+#include <thread>
 
+#include "format/text.h"
 #include "pool/model_areas.h"
 #include "support.h"
 
@@ -62,12 +67,14 @@ struct Still final : Pool {
   void ring(std::size_t worker) override { rung.push_back(worker); }
   void proved(std::size_t) override {}
   void kill(std::size_t worker, const std::string& why) override { killed.emplace_back(worker, why); }
+  const Error* spoiled() override { return fault ? &*fault : nullptr; }
   std::chrono::nanoseconds patience() const override { return std::chrono::hours(1); }
 
   std::vector<Arena> arenas;
   std::vector<std::size_t> rung;
   std::vector<std::pair<std::size_t, std::string>> killed;
   bool alive = true;
+  std::optional<Error> fault;
 };
 
 struct Engine {
@@ -251,6 +258,102 @@ BOOST_AUTO_TEST_CASE(two_workers_share_the_work) {
   engine.submit({5, 6, 7, 8});
   engine.turn();
   BOOST_TEST(engine.pool.rung == (std::vector<std::size_t>{0, 1}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(answers_of_a_spoiled_bundle_are_withheld) {
+  Engine engine;
+  const auto first = engine.submit({1});
+  engine.turn();
+  const auto second = engine.submit({1, 2});
+  engine.turn();
+  const auto third = engine.submit({1, 2, 3});
+  engine.pool.fault = Error{Code::unavailable, "changed"};
+  engine.finish(0);
+  for (const auto& request : {first, third}) {
+    BOOST_REQUIRE(request->error);
+    BOOST_TEST(request->error->text == "changed");
+    BOOST_TEST(request->times == 1);
+  }
+  engine.batcher.died(0);
+  BOOST_TEST(second->times == 1);
+  BOOST_TEST(second->error.has_value());
+}
+
+// What a hostile worker does to the memory that it shares: random bytes and telling numbers anywhere, at any time.
+class Vandal {
+ public:
+  explicit Vandal(Arena& arena) : arena_(arena), thread_([this] { run(); }) {}
+  ~Vandal() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    while (!stop_) {
+      const auto which = random_() % (1 + kSlots);
+      if (which < kSlots)
+        spoil(arena_.slot(static_cast<int>(which)));
+      else
+        spoil(arena_.worker());
+    }
+  }
+  template <class State>
+  void spoil(State& state) {
+    constexpr std::uint32_t kTelling[] = {0, 1, 2, 3, 4, 5, 6, 0x7f, 0x7fffffff, 0x80000000, 0x7ff00000, 0xffffffff};
+    auto* words = reinterpret_cast<std::uint32_t*>(&state);
+    std::size_t at = random_() % (sizeof state / sizeof *words);
+    if (random_() % 4 == 0) at %= 16;  // where phases are
+    const auto value = random_() % 2 == 0 ? kTelling[random_() % std::size(kTelling)] : random_();
+    __atomic_store_n(words + at, static_cast<std::uint32_t>(value), __ATOMIC_RELAXED);
+  }
+
+  Arena& arena_;
+  std::mt19937_64 random_{7};
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+void check_reports(const Arena& arena) {
+  const WorkerReport worker = arena.report();
+  BOOST_REQUIRE(worker.phase <= Phase::failed);
+  BOOST_REQUIRE_LE(worker.warm.size(), kMaxWarm);
+  for (const double seconds : worker.seconds) BOOST_REQUIRE(seconds >= 0 && seconds <= 1e6);
+  BOOST_REQUIRE_LT(worker.error.text.size(), sizeof WorkerState::error + 1);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const SlotReport report = arena.report(slot);
+    BOOST_REQUIRE(report.phase <= SlotPhase::failed);
+    BOOST_REQUIRE(0 <= report.begun_ns && report.begun_ns <= report.ended_ns && report.ended_ns <= now_ns());
+    const std::string error = arena.error(slot);
+    BOOST_REQUIRE_LE(error.size(), sizeof SlotState::error);
+    BOOST_REQUIRE(is_utf8(error) && error.find('\x1b') == std::string::npos && error.find('\0') == std::string::npos);
+  }
+}
+
+// MCTL_HOSTILE_SECONDS makes it longer.
+BOOST_AUTO_TEST_CASE(hostile_memory) {
+  const char* given = std::getenv("MCTL_HOSTILE_SECONDS");
+  const auto end = now_ns() + (given != nullptr ? std::atoll(given) : 1) * 1'000'000'000;
+  std::size_t ended = 0;
+  for (std::uint64_t round = 0; now_ns() < end; ++round) {
+    Engine engine;  // a new one takes what warming up cost from the report
+    const Vandal vandal(engine.pool.arenas[0]);
+    std::vector<std::shared_ptr<Request>> requests;
+    for (int step = 0; step < 200; ++step) {
+      requests.push_back(engine.submit({1, 2}));
+      engine.batcher.changed();
+      engine.batcher.rang(0);
+      engine.turn();
+      check_reports(engine.pool.arenas[0]);
+      if (step % 50 == 49) engine.batcher.died(0);
+    }
+    for (const auto& request : requests) {
+      BOOST_REQUIRE_LE(request->times, 1);
+      if (request->times == 1 && !request->error) BOOST_REQUIRE_EQUAL(request->answer.size(), 2u);
+      ended += static_cast<std::size_t>(request->times);
+    }
+  }
+  BOOST_TEST(ended > 0u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
