@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import verdict
 from .compile import allowed_slowdown, compile, handler_files, tune_options
-from .export import export, generation_request, refuse_without_task
+from .export import GENERATION, export, generation_request, refuse_without_task, spec_of
 from .parity import parity, parse_tolerances
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def build(**options: Any) -> None:
     Options may come from mctl.toml or [tool.mctl] in pyproject.toml (dim = ["batch=1:64"]); the command line wins.
     """
     tolerances = parse_tolerances(options["tolerance"])
-    request = generation_request(options) if options["task"] else _export_request(options)
+    request = generation_request(options) if options["task"] == GENERATION else _export_request(options)
     settings = _compile_options(options)
     tuning = tune_options(*(options[name] for name in ("tune", "tune_budget", "threads", "precision", "max_packed_mb")))
     from ..tuning.gate import build as build_checked
@@ -50,7 +50,7 @@ def _export_request(options: dict[str, Any]) -> "ExportRequest":
     from ..export.program import ExportRequest
 
     return ExportRequest(
-        spec=options["model"],
+        spec=spec_of(options["model"], options["task"]),
         output=options["output"],
         dims=tuple(map(dims.parse_dim, options["dim"])),
         inputs=tuple(map(dims.parse_input, options["input"])),

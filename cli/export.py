@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ..export.program import ExportReport
     from ..generation.export import GenerationRequest
 
+GENERATION = "text-generation"
+Task = Literal[
+    "text-generation", "text-embedding", "text-classification", "token-classification", "image-classification"
+]
 _DIM = "NAME=MIN:MAX[:MULTIPLE][@INPUT:AXIS,…]"
 
 
@@ -23,8 +27,8 @@ def export(
         str, typer.Argument(metavar="MODEL.py[:NAME]", help="The file that defines the model; for a task, or a folder.")
     ],
     task: Annotated[
-        Literal["text-generation"] | None,
-        typer.Option(help="What a language model, also a Hugging Face folder, is for."),
+        Task | None,
+        typer.Option(help="What a language model, or a Hugging Face folder, is for."),
     ] = None,
     context: Annotated[int | None, typer.Option(min=1, metavar="N", help="Its tokens at most [its own].")] = None,
     eos: Annotated[str | None, typer.Option(metavar="N,N,…", help="Its tokens that end a text [its own].")] = None,
@@ -56,7 +60,7 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Export a PyTorch model with its contract and golden cases, and prove that it is what was declared."""
-    if task is not None:
+    if task == GENERATION:
         from ..generation.export import export_generation
 
         wanted = generation_request(locals())
@@ -68,7 +72,7 @@ def export(
     from ..export.program import ExportRequest, export_model
 
     request = ExportRequest(
-        spec=model,
+        spec=spec_of(model, task),
         output=output,
         dims=tuple(map(dims.parse_dim, dim)),
         inputs=tuple(map(dims.parse_input, input)),
@@ -90,6 +94,16 @@ def export(
     for note in _hints(report.manifest, before):
         console.say(f"note: {note}")
     _tell(report, json)
+
+
+def spec_of(model: str, task: str | None) -> str:
+    """What the exporter takes: `FOLDER:TASK` for a task. UsageError where it is no folder."""
+    if task is None:
+        return model
+    if not Path(model).is_dir():
+        hint = "give the folder that `save_pretrained` wrote; a model file needs no `--task`"
+        raise UsageError(f"`{model}` is no folder, which `--task {task}` needs", hint)
+    return f"{model}:{task}"
 
 
 _OF_TASK = ("context", "eos", "kv_dtype")
@@ -125,7 +139,7 @@ def refuse_without_task(options: Mapping[str, Any]) -> None:
     for name in _OF_TASK:
         if options[name] is not None:
             flag = name.replace("_", "-")
-            raise UsageError(f"`--{flag}` is for language models", "add `--task text-generation`")
+            raise UsageError(f"`--{flag}` is for language models", f"add `--task {GENERATION}`")
 
 
 def _tell(report: "ExportReport", json: bool) -> None:

@@ -22,6 +22,7 @@ from .doctor import doctor
 from .export import export
 from .generate import generate
 from .handler import handler
+from .import_ import import_
 from .inspect import inspect
 from .pack import pack
 from .parity import parity
@@ -72,6 +73,7 @@ VERBS = (
     handler,
     doctor,
 )
+app.command("import", cls=Configured)(import_)  # a word of Python
 for verb in VERBS:
     app.command(cls=Configured)(verb)
 

@@ -35,6 +35,7 @@ from .describe import Wishes, check_names, describe
 from .dims import DimSpec, InputSpec, ValueRange
 from .example import tracing_sizes
 from .failures import FixedDimError
+from .folder import split_folder
 from .golden import Case, dump_case, member_of
 from .held import has_tensors
 from .onnx import refuse_state, require_onnx, to_onnx
@@ -90,7 +91,7 @@ class ExportReport:
 def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     """Writes program.pt2 (atomically) and says what it holds. UsageError and ExportError say what is in the way."""
     require_place(request.output)
-    name = checked_name(request.name) if request.name else name_from(Path(request.spec.rpartition(".py")[0]).name)
+    name = checked_name(request.name) if request.name else name_of(request.spec)
     if request.onnx or request.embed_onnx:
         require_onnx()
     if request.onnx:
@@ -103,6 +104,7 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     with clock.phase("import", f"importing {request.spec}"):
         libraries = load_files(request.libraries)
         source = load_source(request.spec, weights=request.weights, seed=request.seed)
+        request = _with_defaults(request, source)
         declared = declare(source, request.dims, request.inputs, request.ranges)
         check_names(request.wishes, declared.named, declared.dims)
     notes: list[str] = []
@@ -119,6 +121,7 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
     manifest = _manifest(name, source, contract, kept, notes, libraries)
     members: list[tuple[str, archives.Data]] = [(member_of(case), dump_case(case)) for case in kept]
     members += [(library.record.member, library.path) for library in libraries]
+    members += source.handler.members if source.handler else ()
     if request.onnx or request.embed_onnx:
         with clock.phase("onnx", "writing the program as ONNX"):
             twin = to_onnx(traced.captured.exported, traced.contract, source.record)
@@ -130,6 +133,21 @@ def export_model(request: ExportRequest, progress: Progress) -> ExportReport:
         manifest = write_program(request.output, traced.captured.exported, manifest, members)
     size = request.output.stat().st_size
     return ExportReport(request.output, size, manifest, proven.errors, clock.seconds, tuple(notes))
+
+
+def name_of(spec: str) -> str:
+    """The model's name, by its file or folder."""
+    folder = split_folder(spec)
+    return name_from(folder[0].resolve().name if folder else Path(spec.rpartition(".py")[0]).name)
+
+
+def _with_defaults(request: ExportRequest, source: Source) -> ExportRequest:
+    """With the dims and pads that the source knows of, where nobody declared others."""
+    given = {spec.name for spec in request.dims}
+    dims = (*request.dims, *(spec for spec in source.dims if spec.name not in given))
+    places = {spec.name: spec.bindings for spec in source.dims}
+    bound = tuple(spec if spec.bindings else spec._replace(bindings=places.get(spec.name, ())) for spec in dims)
+    return replace(request, dims=bound, pads={**source.pads, **request.pads})
 
 
 @dataclass(slots=True)
@@ -280,6 +298,7 @@ def _manifest(
         members={},
         libraries=tuple(library.record for library in libraries),
         preprocessing=source.preprocessing,
+        handler=source.handler.record if source.handler else None,
         notes=tuple(notes),
     )
 

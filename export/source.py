@@ -18,6 +18,9 @@ from torch import nn
 from ..bundle_format import manifest
 from ..bundle_format.contract import Contract
 from ..bundle_format.errors import ExportError, UsageError
+from ..bundle_format.handler_files import HandlerFiles
+from .dims import DimSpec
+from .folder import load_folder, split_folder
 from .fresh import Fresh
 from .naming import Named
 from .running import Run, run_model
@@ -34,6 +37,9 @@ class Source:
     kwargs: dict[str, Any]
     record: manifest.Source
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    dims: tuple[DimSpec, ...] = ()  # of a folder: those that nobody declared
+    pads: Mapping[str, int | float] = field(default_factory=dict)
+    handler: HandlerFiles | None = None
     fresh: Fresh = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,8 +53,13 @@ class Source:
 def load_source(spec: str, *, weights: Path | None = None, seed: int = 0) -> Source:
     """Imports `MODEL.py[:NAME]` and makes its model and example inputs, after `seed` is set.
 
-    UsageError where the file or a name in it is missing; ExportError where the user's code fails.
+    `FOLDER:TASK` is a Hugging Face folder. UsageError where the file or a name in it is missing; ExportError where the
+    user's code fails.
     """
+    if (found := split_folder(spec)) is not None:
+        if weights is not None:
+            raise UsageError("`--weights` goes with a Python file: a folder has its own")
+        return _source_of_folder(*found)
     path, name = _split(spec)
     seed_everything(seed)
     module = _run_file(path)
@@ -68,6 +79,21 @@ def load_source(spec: str, *, weights: Path | None = None, seed: int = 0) -> Sou
         weights_sha256=_sha256(weights) if weights else "",
     )
     return Source(_settled(model), args, kwargs, record, dict(preprocessing))
+
+
+def _source_of_folder(folder: Path, task: str) -> Source:
+    seed_everything(0)
+    found = load_folder(folder, task)
+    return Source(
+        found.module,
+        (),
+        found.example,
+        found.record,
+        {"task": task},
+        dims=found.dims,
+        pads=found.pads,
+        handler=found.handler_files(),
+    )
 
 
 def seed_everything(seed: int) -> None:

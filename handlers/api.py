@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,7 +70,7 @@ class Context:
 class Request:
     """One HTTP request. Names of headers are lower-case; of a query's repeated names the last one counts."""
 
-    __slots__ = ("body", "client", "headers", "id", "method", "parameters", "path", "query")
+    __slots__ = ("body", "client", "deadline", "headers", "id", "method", "parameters", "path", "query")
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Request:
         headers: Mapping[str, str] | None = None,
         client: str = "",
         id: str = "",
+        deadline: float = inf,
     ) -> None:
         self.method = method
         self.path = path
@@ -89,6 +91,7 @@ class Request:
         self.headers = headers or {}
         self.client = client
         self.id = id
+        self.deadline = deadline  # of time.monotonic(), in seconds
         self.parameters: dict[str, str] = {}  # what `{name}` of the route matched
 
     async def json(self) -> Any:
@@ -131,6 +134,7 @@ class Request:
             headers=self.headers,
             client=self.client,
             id=self.id,
+            deadline=self.deadline,
         )
         made.parameters = self.parameters
         return made

@@ -8,10 +8,12 @@ import platform
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -260,6 +262,7 @@ class _Window:
 
 def request_from(header: Header, body: bytearray) -> Request:
     """The request of a frame."""
+    left = _seconds(header.get("deadline_ms"))
     return Request(
         header["method"],
         header["path"],
@@ -268,6 +271,7 @@ def request_from(header: Header, body: bytearray) -> Request:
         headers=dict(header.get("headers") or ()),
         client=header.get("client") or "",
         id=header.get("request_id") or "",
+        deadline=inf if left is None else time.monotonic() + left,
     )
 
 

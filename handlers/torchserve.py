@@ -432,7 +432,8 @@ class TorchServeApplication:
 
     async def _handle_batch(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        plain = PlainCaller(batch[0].caller, loop)
+        last = max(batch, key=lambda waiting: waiting.request.deadline)  # the calls have its time
+        plain = PlainCaller(last.caller, loop)
         try:
             answers = await run_in_thread(loop, self._threads, plain, lambda: self._answers(batch, plain))
         except Exception as error:

@@ -28,7 +28,7 @@ def live(spec: str, weights: Path | None, manifest: Manifest) -> Truth:
 def recorded_source(spec: str, weights: Path | None, manifest: Manifest) -> Source:
     """`MODEL.py[:NAME]`, made as the manifest records: its seed, its weights (here or beside the file)."""
     recorded = manifest.source
-    if spec.endswith(".py"):
+    if spec.endswith(".py") or Path(spec).is_dir():
         spec = f"{spec}:{recorded.model}"
     file = Path(spec.rpartition(":")[0])
     weights = weights or _recorded_weights(manifest, file)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ...bundle_format.task import TaskSettings
 from ..api import BadRequest, Context, Request, route
 from ..form import media_type
 from ..models import Model
 from ..tensors import Array
-from .settings import Settings, read_settings
+from .settings import read_settings
 from .text import best, scores_of
 
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
@@ -61,7 +62,7 @@ class ImageClassification:
     """`POST` an image (as the body, or a form's part), get `[{"label", "score"}, …]`; `?top=3` for so many."""
 
     def __init__(self, context: Context) -> None:
-        self.settings: Settings = read_settings(context)
+        self.settings: TaskSettings = read_settings(context)
         self.input = context.contract.inputs[0].name
         self.output = context.contract.outputs[0].name
 

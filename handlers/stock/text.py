@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ...bundle_format.task import TaskSettings
 from ..api import BadRequest, Context, Request, route
 from ..form import media_type
 from ..models import Model
 from ..tensors import Array
-from .settings import Settings, read_settings
+from .settings import read_settings
 from .tokens import Text, Texts, Tokens
 
 
@@ -22,14 +23,14 @@ def sigmoid(logits: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
-def scores_of(logits: Array, settings: Settings) -> Array:
+def scores_of(logits: Array, settings: TaskSettings) -> Array:
     """What the model's task makes of its logits."""
     if settings.scores == "none":
         return logits
     return sigmoid(logits) if settings.scores == "sigmoid" else softmax(logits)
 
 
-def best(scores: Array, settings: Settings, top: int) -> list[dict[str, object]]:
+def best(scores: Array, settings: TaskSettings, top: int) -> list[dict[str, object]]:
     """Labels with their scores, the highest first."""
     order = np.argsort(-scores, kind="stable")[:top]
     return [{"label": settings.label(int(at)), "score": float(scores[at])} for at in order]

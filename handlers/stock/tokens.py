@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from ...bundle_format.contract import Contract
 from ...bundle_format.errors import HandlerError
+from ...bundle_format.task import TOKENIZER_FILE, TaskSettings
 from ..api import BadRequest, Context
 from ..models import Model
 from ..tensors import Array
-from .settings import TOKENIZER_FILE, Settings
 
 _IN_THREAD = 20_000  # characters; fewer are done before another thread would have begun
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 class Texts:
     """Tokenizes texts and calls the model with them: those of one length together."""
 
-    def __init__(self, context: Context, settings: Settings) -> None:
+    def __init__(self, context: Context, settings: TaskSettings) -> None:
         contract = context.contract
         self.names = [declared.name for declared in contract.inputs]
         if not {"input_ids"} <= set(self.names) <= set(_INPUTS):
