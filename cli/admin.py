@@ -20,11 +20,12 @@ USES = {
     "scale": "MODEL INSTANCES",
     "label": "MODEL LABEL VERSION (`-`: take it away)",
     "traffic": "MODEL LABEL=PERCENT…",
+    "shadow": "MODEL VERSION [PERCENT] (`off` as version: none)",
     "rollout": "MODEL VERSION [PATH]",
     "rollback": "MODEL",
     "events": "",
 }
-Asked = Literal["ls", "load", "unload", "scale", "label", "traffic", "rollout", "rollback", "events"]
+Asked = Literal["ls", "load", "unload", "scale", "label", "traffic", "shadow", "rollout", "rollback", "events"]
 
 
 def admin(
@@ -71,6 +72,7 @@ def admin(
             model, {"labels": {label: None if version == "-" else version}}
         ),
         "traffic": lambda model, *shares: _traffic(operator, model, shares),
+        "shadow": lambda model, version, percent="10": _shadow(operator, model, version, percent),
         "rollout": lambda model, version, path=None: _roll_out(operator, model, version, path, rollout),
         "rollback": operator.roll_back,
         "events": lambda: operator.events(0),
@@ -105,9 +107,9 @@ def _load(operator: "Operator", model: str, version: str, path: str, wait: float
 
 
 def _scale(operator: "Operator", model: str, instances: str) -> Any:
-    from ..runner.operate import instances_from
-
-    return operator.change_model(model, {"settings": {"instances": instances_from(instances)}})
+    if not instances.isdecimal():
+        raise UsageError(f"`{instances}` is no number of instances")
+    return operator.change_model(model, {"settings": {"instances": int(instances)}})
 
 
 def _traffic(operator: "Operator", model: str, shares: Sequence[str]) -> Any:
@@ -115,6 +117,13 @@ def _traffic(operator: "Operator", model: str, shares: Sequence[str]) -> Any:
 
     before = operator.state()["models"].get(model, {}).get("traffic", {})
     return operator.change_model(model, {"traffic": replaced(before, traffic_from(shares))})
+
+
+def _shadow(operator: "Operator", model: str, version: str, percent: str) -> Any:
+    if not percent.isdecimal():
+        raise UsageError(f"`{percent}` is no percent")
+    shadow = None if version == "off" else {"version": version, "percent": int(percent)}
+    return operator.change_model(model, {"shadow": shadow})
 
 
 def _roll_out(operator: "Operator", model: str, version: str, path: str | None, rollout: dict[str, Any]) -> Any:

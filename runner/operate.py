@@ -126,11 +126,3 @@ def gates_from(words: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise UsageError(f"`{word}` is no gate", "write `errors=0.1%`, `p99=1.2x` or `mismatch=0.1%`") from None
     return gates
-
-
-def instances_from(text: str) -> int | dict[str, int]:
-    """`2`, or `1..4`. UsageError for anything else."""
-    low, dots, high = text.partition("..")
-    if not low.isdecimal() or (dots and not high.isdecimal()):
-        raise UsageError(f"`{text}` is no number of instances", "write `2`")
-    return {"min": int(low), "max": int(high)} if dots else int(low)

@@ -22,6 +22,7 @@
 #include "pool/reaper.h"
 #include "pool/sandbox.h"
 #include "registry/fleet.h"
+#include "registry/rollouts.h"
 #include "registry/sources.h"
 #include "registry/store.h"
 #include "registry/watch.h"
@@ -132,6 +133,7 @@ class Front {
   std::chrono::steady_clock::time_point exit_at_;
   Reaper reaper_{io_};
   Fleet fleet_;
+  Rollouts rollouts_{io_, fleet_};
   std::optional<FolderWatch> folder_;
   const Token admin_token_;
   Router router_, admin_router_;
@@ -153,8 +155,10 @@ FleetSettings fleet_settings(const ServeOptions& options) {
   return {options, options, options.null, owner_of(options), options.ready == "all"};
 }
 
-RouterSettings admin_router_settings(const ServeOptions& options, const Token& token, const Say& say) {
+RouterSettings admin_router_settings(const ServeOptions& options, const Rollouts& rollouts, const Token& token,
+                                     const Say& say) {
   RouterSettings settings = router_settings(options, token, say);
+  settings.rollouts = &rollouts;
   settings.management = ManagementSettings{options.model_store, options.store};
   return settings;
 }
@@ -174,7 +178,7 @@ Front::Front(const ServeOptions& options, Token token, Token admin_token, const 
       fleet_(io_, reaper_, fleet_settings(options), say),
       admin_token_(std::move(admin_token)),
       router_(fleet_, router_settings(options, token_, say)),
-      admin_router_(fleet_, admin_router_settings(options, admin_token_, say)),
+      admin_router_(fleet_, admin_router_settings(options, rollouts_, admin_token_, say)),
       server_(io_, http_limits(options), router_),
       admin_server_(io_, admin_limits(options), admin_router_) {}
 
@@ -279,6 +283,7 @@ void Front::say_who_can_use_it() const {
 void Front::start_models() {
   const bool may_change = fleet_.owner() != Owner::state || !options_.state_file.empty() || options_.admin_port;
   fleet_.begin(may_change ? nullptr : std::function([this](const Error& error) { end(error); }));
+  rollouts_.begin();
   if (folder_) folder_->start([this](Owned now) { fleet_.adopt(std::move(now)); });
 }
 

@@ -68,7 +68,6 @@ def test_gates_and_shares() -> None:
         "p99": 1.2,
         "mismatch": 0.01,
     }
-    assert operate.instances_from("3") == 3 and operate.instances_from("1..4") == {"min": 1, "max": 4}
     for wrong in (lambda: operate.gates_from(["errors"]), lambda: operate.traffic_from(["a=-1"])):
         with pytest.raises(UsageError):
             wrong()

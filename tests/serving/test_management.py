@@ -54,7 +54,10 @@ class Managed(Server):
         return self.manage("/admin/v1/state").json()
 
     def wait_for(self, path: str) -> None:
-        eventually(lambda: self.request(f"/v2/models/{path}/ready").status == 200)
+        try:
+            eventually(lambda: self.request(f"/v2/models/{path}/ready").status == 200)
+        except AssertionError:
+            raise AssertionError(f"{path}: {self.manage('/admin/v1/models').body!r}") from None
 
 
 @pytest.fixture

@@ -159,6 +159,20 @@ void append_requests(Families& to) {
           [](const auto& of) { return of.gauges.inflight; });
 }
 
+void append_shadow(Families& to) {
+  to.family("mctl_shadow_requests_total", "counter", "Requests of other versions that this one was tried with.",
+            [&](auto name, const auto& of) {
+              const Shadowed& counted = of.metrics.shadowed;
+              if (counted.compared + counted.dropped == 0) return;
+              const auto add = [&](std::string_view result, std::uint64_t count) {
+                to.add(name, of.labels + ',' + label("result", result), std::to_string(count));
+              };
+              add("same", counted.compared - counted.differed);
+              add("differs", counted.differed);
+              add("dropped", counted.dropped);
+            });
+}
+
 void append_workers(Families& to) {
   to.each("mctl_model_ready", "gauge", "1 while requests are accepted.",
           [](const auto& of) { return of.gauges.ready; });
@@ -260,6 +274,7 @@ std::string prometheus(std::span<const Counted> models) {
   std::string out;
   Families families(out, models);
   append_requests(families);
+  append_shadow(families);
   append_workers(families);
   append_batches(families);
   append_process(out, models);

@@ -8,6 +8,7 @@
 #include "doors/oip_answer.h"
 #include "doors/oip_request.h"
 #include "doors/router.h"
+#include "doors/shadow.h"
 
 namespace mctl {
 namespace {
@@ -187,6 +188,9 @@ void Router::done(InferCall& call, const Error* error) {
     settings_.log(line_of({*call.connection, id, call.cancelled ? kClientWentAway : answer.status, total_ns, &call}));
   }
   call.connection->respond(std::move(answer));
+  if (outcome != Outcome::ok) return;
+  if (ServedModel* const other = fleet_.shadow_for(*call.model))
+    shadow(*other, *call.model, call.request, call.outputs, id);
 }
 
 }  // namespace mctl

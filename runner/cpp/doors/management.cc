@@ -50,6 +50,13 @@ json::object described(const Fleet& fleet, const Fleet::Held& held) {
   object["workers"] = gauges.live_workers;
   object["queue_rows"] = gauges.queue_rows;
   if (const Status ready = held.model->ready(); !ready) object["why"] = ready.error().text;
+  const Shadowed& shadowed = held.model->metrics().shadowed;
+  if (shadowed.compared + shadowed.dropped > 0)
+    object["shadow"] = {{"compared", shadowed.compared},
+                        {"differed", shadowed.differed},
+                        {"dropped", shadowed.dropped},
+                        {"last", shadowed.last},
+                        {"requests", json::value_from(shadowed.ids)}};
   return object;
 }
 
@@ -164,7 +171,8 @@ Answer Management::models() const {
     json::object versions;
     for (const auto& [version, state] : model.versions)
       versions[version] = {{"phase", "not in memory"}, {"bundle", state.bundle}, {"percent", 0}};
-    models[name] = {{"versions", std::move(versions)}};
+    json::object& told = (models[name] = {{"versions", std::move(versions)}}).get_object();
+    if (const std::string where = rollouts_.told(name); !where.empty()) told["rollout"] = where;
   }
   for (const auto& held : fleet_.held()) {
     json::value& model = models[held->as.model];

@@ -16,6 +16,7 @@
 #include "doors/http.h"
 #include "doors/load_request.h"
 #include "registry/fleet.h"
+#include "registry/rollouts.h"
 
 namespace mctl {
 
@@ -29,7 +30,8 @@ class Management {
  public:
   using Reply = std::function<void(Answer)>;
 
-  Management(Fleet& fleet, ManagementSettings settings) : fleet_(fleet), settings_(std::move(settings)) {}
+  Management(Fleet& fleet, const Rollouts& rollouts, ManagementSettings settings)
+      : fleet_(fleet), rollouts_(rollouts), settings_(std::move(settings)) {}
 
   // Whether a path is one of these, whatever its verb.
   static bool owns(std::span<const std::string> path);
@@ -46,6 +48,7 @@ class Management {
   Answer unloaded(const std::string& model);
 
   Fleet& fleet_;
+  const Rollouts& rollouts_;
   const ManagementSettings settings_;
 };
 

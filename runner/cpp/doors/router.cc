@@ -75,7 +75,7 @@ Router::Router(Fleet& fleet, RouterSettings settings)
       settings_(std::move(settings)),
       next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {
   if (!settings_.management) return;
-  management_.emplace(fleet, *settings_.management);
+  management_.emplace(fleet, *settings_.rollouts, *settings_.management);
   torchserve_.emplace(fleet, *settings_.management);
 }
 

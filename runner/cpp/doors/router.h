@@ -26,6 +26,7 @@ struct RouterSettings {
   std::size_t max_body = 64 << 20;               // bytes, inflated
   std::string token;                             // that clients have to send; empty: none
   std::function<void(const std::string&)> log;   // a line for each request; empty: none
+  const Rollouts* rollouts = nullptr;            // of the fleet; where there is management
   std::optional<ManagementSettings> management;  // none: this listener has no management
 };
 

@@ -197,9 +197,9 @@ void TorchServe::scale(const ManagementRequest& request, Reply reply) {
     return reply(refused({Code::not_found, "model '" + model + "' has no version '" + printable(version) + "'"}));
   std::string fault;
   const std::int64_t least = number(request.head, "min_worker", 1, fault).value_or(1);
-  const std::int64_t most = number(request.head, "max_worker", 1, fault).value_or(least);
+  number(request.head, "max_worker", 1, fault);  // min_worker is what runs
   if (!fault.empty()) return reply(refused({Code::invalid, fault}));
-  const json::value instances = least == most ? json::value(least) : json::value{{"min", least}, {"max", most}};
+  const json::value instances = least;
   const json::value patch{
       {"models", {{model, {{"versions", {{version, {{"settings", {{"instances", instances}}}}}}}}}}}};
   change(request, model, version, patch,

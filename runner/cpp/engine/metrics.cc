@@ -54,6 +54,7 @@ void Metrics::batch_started(const BatchFacts& batch) {
 
 void Metrics::batch_done(const BatchFacts& batch, const Answered& answered, std::uint64_t input_ns,
                          std::uint64_t compute_ns, std::uint64_t output_ns) {
+  if (judged) (*judged)[batch.bucket].add(static_cast<std::int64_t>(compute_ns));
   Histogram& compute = compute_seconds.try_emplace(batch.bucket, Histogram::of_seconds()).first->second;
   compute.add(static_cast<double>(compute_ns) * kNanosecond);
   auto& mine = by_rows[batch.rows];

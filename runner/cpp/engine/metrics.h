@@ -4,12 +4,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "engine/latencies.h"
 #include "engine/policy.h"
 #include "format/result.h"
 
@@ -65,6 +67,14 @@ struct Answered {
   std::uint64_t requests = 0, rows = 0, queue_ns = 0;
 };
 
+// Requests that another version has answered, and this one was tried with.
+struct Shadowed {
+  std::uint64_t compared = 0, differed = 0;  // differed: also those that it failed on
+  std::uint64_t dropped = 0;
+  std::string last;              // what differed last, for a person
+  std::vector<std::string> ids;  // of the requests that differed last
+};
+
 struct Metrics {
   void request(Outcome outcome, std::uint64_t total_ns);
   void batch_started(const BatchFacts& batch);
@@ -79,6 +89,8 @@ struct Metrics {
   std::map<std::pair<std::string, Reason>, std::uint64_t> batches;
   std::uint64_t padded_rows = 0;
   std::map<std::string, std::uint64_t> restarts = {{"crash", 0}, {"stuck", 0}, {"load", 0}};
+  std::optional<std::map<std::string, Latencies, std::less<>>> judged;  // compute by bucket, while a rollout asks
+  Shadowed shadowed;
   std::vector<double> load_seconds;  // verify, load, warmup, golden
   double ended_cpu_seconds = 0;      // of workers that are no more
 

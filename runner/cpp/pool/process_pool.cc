@@ -171,9 +171,9 @@ void ProcessPool::listen(std::size_t index) {
 void ProcessPool::on_bell(std::size_t index) {
   Worker& worker = workers_[index];
   std::uint64_t rings;
-  if (read(worker.bell->native_handle(), &rings, sizeof rings) < 0) return;
-  worker.live ? events_.rang(index) : on_phase(index);
-  listen(index);
+  const bool rang = read(worker.bell->native_handle(), &rings, sizeof rings) > 0;
+  if (rang) worker.live ? events_.rang(index) : on_phase(index);
+  if (worker.bell) listen(index);
 }
 
 void ProcessPool::on_phase(std::size_t index) {
@@ -280,6 +280,8 @@ void ProcessPool::forget(Worker& worker) {
   worker.pid = -1;
   worker.live = false;
   worker.reason.clear();
+  // The other end is the same file, and open until the process has ended: closed alone, it would go on waking this one.
+  if (worker.bell) ::close(worker.bell->release());
   worker.bell.reset();
   worker.arena.reset();
   if (worker.wake_fd >= 0) ::close(worker.wake_fd);

@@ -19,6 +19,30 @@ using Kind = Step::Kind;
 constexpr int kMostRounds = 64;        // of steps that follow from each other at once
 constexpr auto kWhileItDrains = 20ms;  // between two looks
 
+// What a state may say and this server does not do: better refused than passed over.
+Status check_settings(const std::string& where, const SettingsLayer& settings) {
+  const auto no = [&](std::string_view what) {
+    return Error{Code::unimplemented, where + ": this server does not do " + std::string(what) + " yet"};
+  };
+  if (settings.load == LoadWhen::on_demand || settings.idle_unload_s) return no("loading on demand");
+  if (settings.priority && *settings.priority != Priority::normal) return no("priorities");
+  if (settings.instances && settings.instances->min != settings.instances->max)
+    return no("instances that follow the load");
+  return Done{};
+}
+
+Status check_supported(const DesiredState& state, const std::map<std::string, SettingsLayer, std::less<>>& layers) {
+  for (const auto& [name, layer] : layers)
+    if (auto done = check_settings(name + "/serve.toml", layer); !done) return done;
+  for (const auto& [name, model] : state.models) {
+    const std::string where = "models." + name;
+    if (auto done = check_settings(where + ".settings", model.settings); !done) return done;
+    for (const auto& [version, its] : model.versions)
+      if (auto done = check_settings(where + ".versions." + version + ".settings", its.settings); !done) return done;
+  }
+  return Done{};
+}
+
 std::string called(const std::string& model, const std::string& version) {
   return "model '" + model + "', version '" + version + "'";
 }
@@ -41,6 +65,7 @@ Status Fleet::prepare(Owned now, std::optional<StateStore> store) {
   }
   auto complete = completed(std::move(state));
   if (!complete) return complete.error();
+  if (auto done = check_supported(*complete, owned_.layers); !done) return Error{Code::usage, done.error().text};
   if (auto kept = keep(*complete); !kept) return kept;
   desired_ = *std::move(complete);
   for (const std::string& why : owned_.left_out) say_("warning: " + why);
@@ -66,16 +91,26 @@ void Fleet::apply(DesiredState after, std::string_view by) {
 Status Fleet::change(const json::value& patch, std::string_view by, ChangedBy who) {
   auto after = changed(desired_, patch, settings_.owner, who);
   if (!after) return after.error();
+  if (auto done = check_supported(*after, owned_.layers); !done) return done;
   if (*after == desired_) return Done{};
   if (auto kept = keep(*after); !kept) return kept;
   apply(*std::move(after), by);
   return Done{};
 }
 
+void Fleet::change_by_server(const json::value& patch, std::string_view by) {
+  auto after = changed(desired_, patch, settings_.owner, ChangedBy::server);
+  if (!after) return say_("warning: " + after.error().text);
+  if (auto kept = keep(*after); !kept) say_("warning: " + kept.error().text);
+  apply(*std::move(after), by);
+}
+
 void Fleet::adopt(Owned now) {
   if (now == owned_) return;
   const std::string_view owner = settings_.owner == Owner::folder ? "folder" : "config";
   auto after = completed(adopted(desired_, owned_.state, now.state));
+  if (after)
+    if (auto done = check_supported(*after, now.layers); !done) after = done.error();
   if (!after) return say_("warning: nothing has changed: " + after.error().text);
   for (const std::string& why : now.left_out)
     if (std::ranges::find(owned_.left_out, why) == owned_.left_out.end()) say_("warning: " + why);
@@ -269,26 +304,50 @@ void Fleet::forget_failures(std::string_view model) {
   schedule();
 }
 
-// Where requests go follows from what is desired and what can answer.
+// Where requests go follows from what is desired and what can answer. A version that is not desired any more goes on
+// for as long as no other one can.
 void Fleet::direct() {
-  for (const auto& held : held_) {
-    const auto model = desired_.models.find(held->as.model);
-    const bool wanted = model != desired_.models.end() && model->second.versions.contains(held->as.version);
-    held->as.routed = false;
-    if (wanted || !held->as.serving) continue;
-    held->as.serving = false;
-    models_.remove(*held->model);
-  }
+  for (const auto& held : held_)
+    if (held->as.serving && !desired_.models.contains(held->as.model)) stop_serving(*held);
   for (const auto& [name, model] : desired_.models) {
     const auto can_answer = [&, &name = name](const std::string& version) {
       const auto found = models_.find(name, version);
       return found && (*found)->version() == version && (*found)->ready();
     };
-    models_.direct(name, shares_of(model, can_answer, models_.shares(name)), model.labels);
+    direct_shadow(name, model);
+    models_.direct(name, shares_of(model, can_answer, models_.last_shares(name)), model.labels);
   }
   for (const auto& held : held_)
     held->as.routed = held->as.serving && std::ranges::find(models_.shares(held->as.model), held->as.version,
                                                             &Share::version) != models_.shares(held->as.model).end();
+  for (const auto& held : held_) {
+    if (!held->as.serving || held->as.routed) continue;
+    if (!desired_.models.at(held->as.model).versions.contains(held->as.version)) stop_serving(*held);
+  }
+}
+
+void Fleet::stop_serving(Held& held) {
+  held.as.serving = false;
+  models_.remove(*held.model);
+}
+
+void Fleet::direct_shadow(const std::string& name, const ModelState& model) {
+  const auto shadow = shadow_of(model);
+  const auto turn = shadows_.find(name);
+  if (!shadow) return void(turn != shadows_.end() ? shadows_.erase(turn) : turn);
+  if (turn != shadows_.end() && turn->second.shadow == *shadow) return;
+  std::optional<Schedule> schedule;
+  if (shadow->percent < 100) schedule.emplace(std::vector<std::int64_t>{shadow->percent, 100 - shadow->percent});
+  shadows_.insert_or_assign(name, ShadowTurn{*shadow, std::move(schedule)});
+}
+
+ServedModel* Fleet::shadow_for(const ServedModel& answered) {
+  if (shadows_.empty()) return nullptr;
+  const auto turn = shadows_.find(answered.name());
+  if (turn == shadows_.end()) return nullptr;
+  const auto found = models_.find(answered.name(), turn->second.shadow.version);
+  if (!found || *found == &answered || !(*found)->ready()) return nullptr;
+  return turn->second.schedule && turn->second.schedule->next() != 0 ? nullptr : *found;
 }
 
 void Fleet::look_again_soon() {

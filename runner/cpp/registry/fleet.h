@@ -62,6 +62,8 @@ class Fleet {
 
   // The only way to change what is desired: checked, kept, applied, told. The reason why not is for the client.
   Status change(const boost::json::value& patch, std::string_view by, ChangedBy who = ChangedBy::person);
+  // What a rollout comes to: it holds even if it cannot be kept.
+  void change_by_server(const boost::json::value& patch, std::string_view by);
   const DesiredState& desired() const { return desired_; }
   Owner owner() const { return settings_.owner; }
   const std::string& etag() const { return etag_; }
@@ -71,6 +73,8 @@ class Fleet {
 
   // For one inference request.
   Result<ServedModel*> choose(std::string_view name, std::string_view version, std::string_view key);
+  // The version that a request is to be tried on too, now that another one has answered it; nullptr: none.
+  ServedModel* shadow_for(const ServedModel& answered);
   // To look at.
   Result<ServedModel*> find(std::string_view name, std::string_view version = {}) const;
   const Models& models() const { return models_; }
@@ -115,6 +119,8 @@ class Fleet {
   void on_changed(std::uint64_t id);
   void on_failed(std::uint64_t id, const Error& error);
   void direct();
+  void direct_shadow(const std::string& name, const ModelState& model);
+  void stop_serving(Held& held);
   void fail(Held& held, const Error& error);
   std::optional<Status> outcome_of(const std::string& model, const std::string& version) const;
   Standing standing_of(const std::string& name, const ModelState& model) const;
@@ -137,6 +143,11 @@ class Fleet {
   std::vector<std::shared_ptr<ServedModel>> leaving_;  // failed: may be in the middle of telling so
   std::map<ModelVersion, std::string> refused_;
   std::uint64_t next_id_ = 1;
+  struct ShadowTurn {
+    Shadowing shadow;
+    std::optional<Schedule> schedule;  // none: all requests
+  };
+  std::map<std::string, ShadowTurn, std::less<>> shadows_;  // by model
   Models models_;
   Events events_;
   std::vector<Waiter> waiters_;

@@ -37,6 +37,15 @@ ServedModel* Models::Named::highest() const {
   return versions.rbegin()->second.get();
 }
 
+ServedModel* Models::Named::awaited() const {
+  if (!directed) return highest();
+  if (!last.empty())
+    if (ServedModel* const model = version(std::ranges::max_element(last, {}, &Share::percent)->version)) return model;
+  for (auto one = versions.rbegin(); one != versions.rend(); ++one)
+    if (!one->second->ready()) return one->second.get();
+  return nullptr;
+}
+
 void Models::put(std::shared_ptr<ServedModel> model) {
   named_[model->name()].versions[model->version()] = std::move(model);
 }
@@ -53,14 +62,23 @@ void Models::remove(const ServedModel& model) {
 void Models::direct(const std::string& name, std::vector<Share> shares, Labels labels) {
   const auto named = named_.find(name);
   if (named == named_.end()) return;
-  named->second.traffic.set(std::move(shares));
-  named->second.labels = std::move(labels);
+  Named& its = named->second;
+  if (!shares.empty()) its.last = shares;
+  its.traffic.set(std::move(shares));
+  its.labels = std::move(labels);
+  its.directed = true;
 }
 
 const std::vector<Share>& Models::shares(std::string_view name) const {
   static const std::vector<Share> none;
   const auto named = named_.find(name);
   return named != named_.end() ? named->second.traffic.shares() : none;
+}
+
+const std::vector<Share>& Models::last_shares(std::string_view name) const {
+  static const std::vector<Share> none;
+  const auto named = named_.find(name);
+  return named != named_.end() ? named->second.last : none;
 }
 
 Result<ServedModel*> Models::choose(std::string_view name, std::string_view version, std::string_view key) {
@@ -70,7 +88,9 @@ Result<ServedModel*> Models::choose(std::string_view name, std::string_view vers
   Traffic& traffic = named->second.traffic;
   const std::string* chosen = key.empty() ? traffic.next() : traffic.of_key(key);
   ServedModel* const model = chosen != nullptr ? named->second.version(*chosen) : nullptr;
-  return model != nullptr ? model : named->second.highest();
+  if (model != nullptr) return model;
+  if (ServedModel* const awaited = named->second.awaited()) return awaited;
+  return Error{Code::unavailable, "model " + quoted(name) + ": no version that has traffic is in memory"};
 }
 
 Result<ServedModel*> Models::find(std::string_view name, std::string_view version) const {

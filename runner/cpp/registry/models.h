@@ -21,10 +21,11 @@ class Models {
 
   void put(std::shared_ptr<ServedModel> model);  // in the place of the one of its name and version
   void remove(const ServedModel& model);
-  // Requests for a name that say no version are counted out by `shares`. While there are none: the highest version that
-  // is ready has them.
+  // Requests for a name that say no version are counted out by `shares`. While there are none, they are refused by a
+  // version that is not ready. Until this is called the highest that is ready has them.
   void direct(const std::string& name, std::vector<Share> shares, Labels labels);
   const std::vector<Share>& shares(std::string_view name) const;
+  const std::vector<Share>& last_shares(std::string_view name) const;  // the last that were not empty
 
   // For one request, by its version or label, else by its key, else in turn.
   Result<ServedModel*> choose(std::string_view name, std::string_view version, std::string_view key);
@@ -42,9 +43,12 @@ class Models {
     std::map<std::string, std::shared_ptr<ServedModel>, VersionLess> versions;
     Labels labels;
     Traffic traffic;
+    std::vector<Share> last;
+    bool directed = false;
 
     ServedModel* version(std::string_view name) const;
     ServedModel* highest() const;  // that is ready, if any is
+    ServedModel* awaited() const;  // that would answer, if it were ready
   };
 
   std::map<std::string, Named, std::less<>> named_;  // each has a version

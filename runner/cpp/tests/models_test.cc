@@ -66,6 +66,16 @@ BOOST_FIXTURE_TEST_CASE(requests_are_counted_out_by_shares, Shelf) {
   for (int i = 0; i < 20; ++i) BOOST_TEST(chosen("user 7") == of_key);
 }
 
+BOOST_FIXTURE_TEST_CASE(a_version_without_a_share_gets_none, Shelf) {
+  put("scorer", "1");
+  put("scorer", "2");
+  models.direct("scorer", {{"1", 100}}, {});
+  models.direct("scorer", {}, {});  // 1 cannot answer now: it is what says so, though 2 could
+  BOOST_TEST(chosen() == "1");
+  models.remove(*models.versions("scorer").front());
+  BOOST_TEST(why(models.choose("scorer", "", "")) == "model 'scorer': no version that has traffic is in memory");
+}
+
 BOOST_FIXTURE_TEST_CASE(a_version_takes_the_place_of_another, Shelf) {
   put("a", "1");
   const auto old = models.versions("a").front();
