@@ -221,7 +221,7 @@ def test_a_full_disk_refuses_the_change(store: Path, tmp_path: Path) -> None:
         before = state.read_text()
         many = {str(number): version("seven.pt2") for number in range(20)}
         told = server.patch({"models": {"seven": {"versions": many}}})
-        assert told.status == 503 and told.error.startswith("nothing has changed, since the state cannot be kept")
+        assert told.status == 503 and told.error.startswith("nothing has changed, since the state cannot be written to")
         assert state.read_text() == before and server.state()["models"] == {}
 
 

@@ -65,6 +65,17 @@ bool write_file(const std::string& path, std::string_view bytes) {
   return file.valid() && write_all(file.get(), bytes) && ::fsync(file.get()) == 0;
 }
 
+// By way of a file beside it: 0, or errno and everything is as it was.
+int put_in_place(const std::string& path, std::string_view bytes) {
+  const std::string fresh = path + ".new";
+  if (!write_file(fresh, bytes)) {
+    const int error = errno;
+    ::unlink(fresh.c_str());
+    return error;
+  }
+  return ::rename(fresh.c_str(), path.c_str()) == 0 && sync_folder(path) ? 0 : errno;
+}
+
 Result<std::string> read_file(const std::string& path, int descriptor) {
   struct stat status{};
   if (::fstat(descriptor, &status) != 0) return failure(Code::usage, "cannot read", path, errno);
@@ -114,21 +125,14 @@ Result<std::optional<DesiredState>> StateStore::read() const {
 }
 
 Status write_whole_file(const std::string& path, std::string_view bytes) {
-  const std::string fresh = path + ".new";
-  if (!write_file(fresh, bytes)) {
-    const int error = errno;
-    ::unlink(fresh.c_str());
-    return failure(Code::unavailable, "cannot write", path, error);
-  }
-  if (::rename(fresh.c_str(), path.c_str()) != 0 || !sync_folder(path))
-    return failure(Code::unavailable, "cannot write", path, errno);
-  return Done{};
+  const int error = put_in_place(path, bytes);
+  return error == 0 ? Status(Done{}) : failure(Code::unavailable, "cannot write", path, error);
 }
 
 Status StateStore::write(std::string_view printed) {
-  auto written = write_whole_file(path_, printed);
-  if (written) return written;
-  return Error{Code::unavailable, "nothing has changed, since the state cannot be kept: " + written.error().text};
+  const int error = put_in_place(path_, printed);
+  if (error == 0) return Done{};
+  return failure(Code::unavailable, "nothing has changed, since the state cannot be written to", path_, error);
 }
 
 }  // namespace mctl
