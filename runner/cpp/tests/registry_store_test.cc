@@ -135,8 +135,8 @@ BOOST_AUTO_TEST_CASE(a_full_disk_changes_nothing) {
   ::signal(SIGXFSZ, before);
   BOOST_TEST_REQUIRE(!refused);
   BOOST_TEST((refused.error().code == Code::unavailable));
-  BOOST_TEST(refused.error().text == "nothing has changed, since the state cannot be kept: cannot write `" +
-                                         folder.file() + "`: File too large");
+  BOOST_TEST(refused.error().text ==
+             "nothing has changed, since the state cannot be written to `" + folder.file() + "`: File too large");
   BOOST_TEST(number_of(**store->read()) == 1);
   BOOST_TEST(!fs::exists(folder.file("state.json.new")));
   BOOST_TEST(why(store->write(print_state(numbered(3)))) == "");
