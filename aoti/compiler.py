@@ -298,30 +298,32 @@ class _Builder:
     def _compiler_for(self, recipe: Recipe) -> Path:
         if recipe.packed not in self._wrapped:
             hidden = {str(self.workspace.path): "build", _torch_folder(): "torch"}
-            kernels = self._kernels() if recipe.packed else None
+            kernels = kernels_for(self.machine, self._compiler, self.workspace.path) if recipe.packed else None
             folder = self.workspace.subfolder("packed" if recipe.packed else "plain", "compilers")
             self._wrapped[recipe.packed] = wrap_compiler(self._compiler, folder, hidden, kernels)
         return self._wrapped[recipe.packed]
 
-    def _kernels(self) -> Path:
-        """The archive of mctl's kernels: compiled for this machine and compiler once, or now."""
-        cache, path = Cache(default_folder()), self.workspace.path
-        key = key_of("kernels", *self._makers())
-        if cache.get(key, path) is not None:
-            return path / kernel_library.ARCHIVE
-        archive = kernel_library.build(self._compiler, self.machine.march or "native", path)
-        cache.put(key, [archive])
-        return archive
-
     def _key(self, recipe: Recipe) -> str:
         """All that the code depends on; a variant's name is no part of it."""
         recipe = msgspec.structs.replace(recipe, name="")
-        return key_of(self.program.digest, recipe, importlib.metadata.version("torch"), *self._makers())
+        makers = _makers(self.machine, self._compiler)
+        return key_of(self.program.digest, recipe, importlib.metadata.version("torch"), *makers)
 
-    def _makers(self) -> tuple[object, ...]:
-        """Whom code is for, and by what it is made."""
-        machine = (self.machine.isa, self.machine.march, self.machine.features)
-        return machine, self._compiler, compiler_version(self._compiler), _sources_digest()
+
+def kernels_for(machine: Machine, compiler: list[str], folder: Path) -> Path:
+    """The archive of mctl's kernels, in the folder: kept from an earlier compile, or made now. CompileError."""
+    cache, key = Cache(default_folder()), key_of("kernels", *_makers(machine, compiler))
+    if cache.get(key, folder) is not None:
+        return folder / kernel_library.ARCHIVE
+    archive = kernel_library.build(compiler, machine.march or "native", folder)
+    cache.put(key, [archive])
+    return archive
+
+
+def _makers(machine: Machine, compiler: list[str]) -> tuple[object, ...]:
+    """Whom code is for, and by what it is made."""
+    machine_parts = (machine.isa, machine.march, machine.features)
+    return machine_parts, compiler, compiler_version(compiler), _sources_digest()
 
 
 @cache

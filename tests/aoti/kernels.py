@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mctl.aoti import packing
+from mctl.aoti.compiler import kernels_for
+from mctl.aoti.target import machine_for
 from mctl.aoti.workspace import find_compiler
 from mctl.bundle_format.host import LEVELS, cpu_features
 
@@ -124,11 +126,14 @@ class Kernels:
         return made
 
 
-def linked(arguments: list[str], folder: Path) -> Kernels:
-    """The host with what the compiler's `arguments` name."""
+def kernels_of(march: str, folder: Path) -> Kernels:
+    """The host with mctl's kernels for a machine, as `mctl compile` makes and keeps them."""
+    compiler = find_compiler()
+    archive = kernels_for(machine_for(march, compiler), compiler, folder)
     library = folder / "kernels.so"
     # Its own C interface, also where another test made libtorch's global in this process.
     own = "-Wl,-Bsymbolic"
-    command = [*find_compiler(), "-shared", "-fPIC", "-fopenmp", own, str(HOST), *arguments, "-o", str(library)]
+    whole = ["-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive"]
+    command = [*compiler, "-O1", "-shared", "-fPIC", "-fopenmp", own, str(HOST), *whole, "-o", str(library)]
     subprocess.run(command, check=True)
     return Kernels(library)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from mctl.bundle_format.archive import open_bundle
 from mctl.bundle_format.host import cpu_features
+from mctl.runner import load
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,10 +99,11 @@ def _readelf(option: str, bundle: Path, folder: Path) -> str:
     [("x86-64-v2", r"%[yz]mm|\sv[a-z]+ps\b", r"%xmm"), ("x86-64-v3", r"%zmm|%k[1-7]\b", r"%ymm")],
 )
 def test_no_instruction_above_the_target(
-    target: str, forbidden: str, used: str, mlp_program: Path, tmp_path: Path, mctl_ok: Run
+    target: str, forbidden: str, used: str, mlp_program: Path, mlp_bundle: Path, tmp_path: Path, mctl_ok: Run
 ) -> None:
     bundle = tmp_path / "bundle.pt2"
-    mctl_ok("compile", mlp_program, "-o", bundle, "--target", target, "--name", "other", "--model-version", "7")
+    named = ("--name", "other", "--model-version", "7")
+    mctl_ok("compile", mlp_program, "-o", bundle, "--target", target, "--no-parity", *named)
     with open_bundle(bundle) as archive:
         manifest = archive.manifest
         assert manifest.target is not None and manifest.target.isa == target
@@ -110,6 +113,9 @@ def test_no_instruction_above_the_target(
     ).stdout
     assert re.search(used, code)
     assert not re.search(forbidden, code)
+    for rows in (1, 5, 64):
+        x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(load(bundle)(x=x), load(mlp_bundle)(x=x), rtol=1e-4, atol=1e-5)
 
 
 # --- odd surroundings --------------------------------------------------------------------------------------------

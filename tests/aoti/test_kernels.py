@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from mctl.aoti import kernel_library, packing
 from mctl.aoti.ops import Activation
-from mctl.aoti.workspace import find_compiler
 from mctl.bundle_format.errors import CompileError
 
-from .kernels import MARCHES, Kernels, Refused, linked
+from .kernels import MARCHES, Kernels, Refused, kernels_of
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.NONE: lambda x: x,
@@ -31,9 +30,7 @@ WEIGHTS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=
 
 @pytest.fixture(scope="module", params=MARCHES)
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    folder = tmp_path_factory.mktemp("kernels")
-    archive = kernel_library.build(find_compiler(), request.param, folder)
-    return linked(["-O1", "-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive"], folder)
+    return kernels_of(request.param, tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(autouse=True)

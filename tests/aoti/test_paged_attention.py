@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mctl.aoti.kernel_library import FOLDER
-
-from .kernels import MARCHES, Kernels, Refused, linked
+from .kernels import MARCHES, Kernels, Refused, kernels_of
 
 BLOCK = 16
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -16,8 +14,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 @pytest.fixture(scope="module", params=MARCHES[:2])
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    source = str(FOLDER / "paged_attention.cc")
-    return linked(["-std=c++20", "-O3", f"-march={request.param}", source], tmp_path_factory.mktemp("paged"))
+    return kernels_of(request.param, tmp_path_factory.mktemp("paged"))
 
 
 @dataclass(frozen=True)

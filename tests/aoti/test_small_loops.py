@@ -49,7 +49,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Callable[[Tensor
     x = torch.randn(8, 40)
     program = torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=1 << 16)},))
     library = tmp_path_factory.mktemp("small_loops") / "model.so"
-    options = {"cpp.dynamic_threads": True, "aot_inductor.output_path": str(library)}
+    options = {
+        "cpp.dynamic_threads": True,
+        "aot_inductor.output_path": str(library),
+        "aot_inductor.precompile_headers": False,  # for one library they take longer than they save
+        "aot_inductor.compile_wrapper_opt_level": "O0",  # the kernels beside it are what counts
+    }
     with pytest.MonkeyPatch.context() as patch:
         sources = record(patch)
         with small_loops_alone(pytest.fail):
