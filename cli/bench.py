@@ -1,5 +1,7 @@
 """`mctl bench`: how fast is a bundle, at which size, beside what?"""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -114,7 +116,7 @@ def _reselect(bundle: Path, threads: tuple[int, ...], *, json: bool) -> None:
 
 def _show(report: "BenchReport", numbers: tuple[int, ...], latency_target_ms: float | None) -> None:
     for number in numbers:
-        console.write(_table(report, number))
+        console.write(_table(report, number, console.width(sys.stdout)))
         console.write(_advice(report, number, latency_target_ms))
     console.write([f"left out: {name}: {why}" for name, why in report.left_out.items()])
     console.write([f"warning: {text}" for text in report.warnings])
@@ -131,7 +133,8 @@ def parse_threads(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _table(report: "BenchReport", threads: int) -> list[str]:
+def _table(report: "BenchReport", threads: int, width: int | None = None) -> list[str]:
+    """The numbers with these threads. What is wider than `width` goes on below, with the sizes in front again."""
     mine = report.of_mctl(threads)
     others = list(dict.fromkeys(m.name for m in report.measured if m.threads == threads and m.name != "mctl"))
     header = [*mine[0].dims, *(["variant"] if report.several else []), "median", "p90", "p99"]
@@ -149,9 +152,26 @@ def _table(report: "BenchReport", threads: int) -> list[str]:
             )
             row += [_time(peer), _ratio(peer)] if peer else ["", ""]
         rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     title = f"{report.model}, {threads} thread{'s' if threads > 1 else ''}"
-    return [title, "", *("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows), ""]
+    sizes = len(mine[0].dims) + report.several
+    return [title, "", *(line for part in _parts(rows, sizes, width) for line in [*part, ""])]
+
+
+def _parts(rows: list[list[str]], first: int, width: int | None) -> Iterator[list[str]]:
+    """The table in parts no wider than `width`, if a column fits at all; the `first` columns stand in each."""
+    columns = [[cell.rjust(max(map(len, column))) for cell in column] for column in zip(*rows, strict=True)]
+    repeated, taken = columns[:first], list[list[str]]()
+
+    def lines() -> list[str]:
+        return ["  ".join(row).rstrip() for row in zip(*repeated, *taken, strict=True)]
+
+    for column in columns[first:]:
+        widths = [len(each[0]) + 2 for each in (*repeated, *taken, column)]
+        if taken and width is not None and sum(widths) - 2 > width:
+            yield lines()
+            taken.clear()
+        taken.append(column)
+    yield lines()
 
 
 def _time(found: "Measured") -> str:

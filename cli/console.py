@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -61,9 +61,9 @@ def _place(message: str) -> tuple[str | None, int | None]:
     return next((word for word in words if Path(word).name == found[1]), found[1]), int(found[2])
 
 
-def width() -> int | None:
-    """Columns of the terminal; None where stderr is none."""
-    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+def width(stream: TextIO) -> int | None:
+    """Columns of the terminal; None where the stream is none."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 @contextmanager

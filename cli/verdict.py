@@ -1,6 +1,7 @@
 """How `mctl parity`, `compile` and `build` tell what parity found."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def _show(report: "Report", model: str | None) -> None:
     """
     from ..parity import report as forms
 
-    for line in forms.to_text(report, console.width()):
+    for line in forms.to_text(report, console.width(sys.stderr)):
         console.say(line)
     file = model.partition(".py")[0] + ".py" if model else None
     for first, *others in forms.by_cause(report):

@@ -153,6 +153,10 @@ def test_the_table_shows_what_is_slower() -> None:
         "2.00",
         "(1.90..2.10)",
     ]
+    narrow = _table(BenchReport("m 1", "", "batch", (*base.measured, peer), {}, {}, ()), 1, 40)
+    assert max(map(len, narrow)) <= 40 and narrow.count("") == 4  # in three parts
+    assert [line.split()[0] for line in narrow if line.startswith(("batch", "    8"))] == ["batch", "8"] * 3
+    assert sorted(" ".join(narrow).split()) == sorted(" ".join([*lines, "batch 8 batch 8"]).split())
     assert _ratio(base.measured[0]) == ""
     assert _advice(base, 1, 3.0)[0].startswith("`--max-batch-size 8` meets 3 ms")
     assert _advice(base, 1, 2.0)[0].startswith("no batch meets 2 ms")
