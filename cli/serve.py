@@ -85,6 +85,21 @@ def serve(
         Literal["full", "quick"] | None,
         typer.Option(help="quick: ready before all buckets are warmed and all golden cases replayed [full]."),
     ] = None,
+    handler: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[MODEL=]FILE", help="Python between requests and tensors, or `stock:NAME` [none]."),
+    ] = None,
+    handlers: Annotated[int | None, typer.Option(help="Handler processes of a model [1].")] = None,
+    handler_concurrency: Annotated[int | None, typer.Option(help="Requests in one of them [64].")] = None,
+    handler_timeout: Annotated[
+        int | None, typer.Option(help="Seconds that its event loop may be blocked; then a new process [60].")
+    ] = None,
+    handler_python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What runs handlers: it needs mctl [the Python that runs this].")
+    ] = None,
+    allow_handler: Annotated[
+        bool, typer.Option("--allow-handler", help="Run Python code that a bundle brings.")
+    ] = False,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="One JSON line a request on stderr.")] = False,
     bundle_memory: Annotated[
         Literal["map", "copy"] | None,

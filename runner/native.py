@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..bundle_format import host
 from ..bundle_format.archive import open_bundle
@@ -39,7 +39,7 @@ def prepare(bundles: Sequence[Path], libtorch: Path | None, options: Mapping[str
     """All that can be known before the server starts. HostError where a bundle cannot be served here.
 
     `bundles` may be one folder of models, or none where a file in `options` says what is served. `options` are those of
-    `mctl-runner serve` by their names in Python; None and False: not given.
+    `mctl-runner serve` by their names in Python; None and False: not given; a list: given as often.
     """
     check_platform()
     verdict: Verdict | None = None
@@ -47,50 +47,62 @@ def prepare(bundles: Sequence[Path], libtorch: Path | None, options: Mapping[str
         verdict, told = _check_bundles(bundles, libtorch, say)
     else:
         told = _told_of_any(libtorch)
+    if told.handler or options.get("handler") or options.get("allow_handler"):
+        options = {**options, "handler_python": options.get("handler_python") or sys.executable}
     words = ["serve", *map(str, bundles), *told.words]
     for name, value in options.items():
-        if value is not None and value is not False:
-            flag = f"--{name.replace('_', '-')}"
-            words.append(flag if value is True else f"{flag}={value}")
+        flag = f"--{name.replace('_', '-')}"
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and each is not False:
+                words.append(flag if each is True else f"{flag}={each}")
     return Start(verdict, (str(find_runner(say)), *words), told.environment)
 
 
 @dataclass(frozen=True, slots=True)
-class _Libtorch:
-    """How the runner is told of it: in its words, for every bundle, or in its environment, for those that need it."""
+class _Told:
+    """What the runner is told of libtorch: in its words, for every bundle, or in its environment, for those that need
+    it."""
 
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    handler: bool = False  # a bundle brings one, or names one of mctl's
 
 
-def _check_bundles(bundles: Sequence[Path], libtorch: Path | None, say: Say) -> tuple[Verdict, _Libtorch]:
+def _check_bundles(bundles: Sequence[Path], libtorch: Path | None, say: Say) -> tuple[Verdict, _Told]:
     checked = [_check_bundle(bundle, libtorch, say) for bundle in bundles]
-    verdict = max((verdict for verdict, _ in checked), key=lambda verdict: verdict.kind != "optimal")
-    folders = [folder for _, folder in checked]
+    verdict = max((each.verdict for each in checked), key=lambda verdict: verdict.kind != "optimal")
+    folders = [each.libtorch for each in checked]
+    handler = any(each.handler for each in checked)
     found = next((folder for folder in folders if folder), None)
     if found and all(folders):
-        return verdict, _Libtorch((f"--libtorch={found}",))
-    return verdict, _Libtorch(environment={"MCTL_LIBTORCH": str(found)} if found else {})
+        return verdict, _Told((f"--libtorch={found}",), handler=handler)
+    return verdict, _Told(handler=handler, environment={"MCTL_LIBTORCH": str(found)} if found else {})
 
 
-def _told_of_any(libtorch: Path | None) -> _Libtorch:
+def _told_of_any(libtorch: Path | None) -> _Told:
     """For bundles that are not known yet."""
     if libtorch:
-        return _Libtorch((f"--libtorch={find_libtorch(libtorch)}",))
+        return _Told((f"--libtorch={find_libtorch(libtorch)}",))
     found = host.find_libtorch()
-    return _Libtorch(environment={"MCTL_LIBTORCH": str(found)} if found else {})
+    return _Told(environment={"MCTL_LIBTORCH": str(found)} if found else {})
 
 
-def _check_bundle(bundle: Path, libtorch: Path | None, say: Say) -> tuple[Verdict, Path | None]:
-    """Whether this machine runs it, and the folder of libtorch that it takes."""
+class _Checked(NamedTuple):
+    verdict: Verdict  # whether this machine runs it
+    libtorch: Path | None  # the folder that it takes
+    handler: bool  # it brings one, or names one of mctl's
+
+
+def _check_bundle(bundle: Path, libtorch: Path | None, say: Say) -> _Checked:
     with open_bundle(bundle) as archive:
+        handler = archive.manifest.handler is not None
         folder = libtorch_for(archive.manifest, libtorch)
         if not folder:
             find_runner(say)  # a checkout builds the shim with it
         verdict = host.host_verdict(archive.manifest, folder)
     if not verdict.ok:
         raise HostError(f"this machine cannot run `{bundle}`: {verdict.reason}", verdict.hint)
-    return verdict, folder
+    return _Checked(verdict, folder, handler)
 
 
 def become(start: Start) -> NoReturn:

@@ -12,7 +12,8 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
 using Target =
     std::variant<std::string ServeOptions::*, std::int64_t ServeOptions::*, std::optional<std::int64_t> ServeOptions::*,
-                 std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*, Start ServeOptions::*>;
+                 std::optional<std::vector<std::int64_t>> ServeOptions::*, bool ServeOptions::*, Start ServeOptions::*,
+                 std::vector<std::string> ServeOptions::*>;
 
 struct Option {
   std::string_view name, takes;  // takes: for a person; empty for a flag; `no|yes` for a choice, by any two words
@@ -61,6 +62,14 @@ const Option kOptions[] = {
     {"--exit-timeout", "S", &ServeOptions::exit_timeout, 0, kMost, "for draining after SIGTERM or SIGINT [30]"},
     {"--worker-timeout", "S", &ServeOptions::worker_timeout, 1, kMost, "a batch may run; then a new worker [60]"},
     {"--start", "full|quick", &ServeOptions::start, 0, 0, "ready before all is warmed and replayed [full]"},
+    {"--handler", "[MODEL=]FILE", &ServeOptions::handlers, 0, 0,
+     "Python code between requests and tensors, or `stock:NAME`; may be given again [none]"},
+    {"--handlers", "N", &ServeOptions::handler_processes, 1, 64, "handler processes of a model [1]"},
+    {"--handler-concurrency", "N", &ServeOptions::handler_concurrency, 1, 4096, "requests in one of them [64]"},
+    {"--handler-timeout", "S", &ServeOptions::handler_timeout, 1, kMost,
+     "its event loop may be blocked; then a new process [60]"},
+    {"--handler-python", "PATH", &ServeOptions::handler_python, 0, 0, "the Python that has mctl [python3]"},
+    {"--allow-handler", "", &ServeOptions::allow_handler, 1, 1, "run Python code that a bundle brings"},
     {"--log-requests", "", &ServeOptions::log_requests, 1, 1, "one JSON line a request on stderr"},
     {"--bundle-memory", "map|copy", &ServeOptions::copy_bundle, 0, 0,
      "copy: to memory that nobody can change or reclaim [map: a changed file is noticed]"},
@@ -112,6 +121,8 @@ Status set(ServeOptions& options, const Option& option, const std::string& text)
   if (auto known = check_word(option, text); !known) return known;
   if (const auto* member = std::get_if<std::string ServeOptions::*>(&option.target)) {
     options.*(*member) = text;
+  } else if (const auto* texts = std::get_if<std::vector<std::string> ServeOptions::*>(&option.target)) {
+    (options.*(*texts)).push_back(text);
   } else if (const auto* list = std::get_if<std::optional<std::vector<std::int64_t>> ServeOptions::*>(&option.target)) {
     auto values = numbers(option, text);
     if (!values) return values.error();

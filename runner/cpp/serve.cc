@@ -9,6 +9,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <new>
 #include <optional>
@@ -18,9 +20,12 @@
 #include "doors/router.h"
 #include "doors/server.h"
 #include "doors/token.h"
+#include "format/archive.h"
+#include "format/descriptor.h"
 #include "pool/memory.h"
 #include "pool/reaper.h"
 #include "pool/sandbox.h"
+#include "pool/spawner.h"
 #include "registry/fleet.h"
 #include "registry/rollouts.h"
 #include "registry/sources.h"
@@ -35,6 +40,7 @@ namespace asio = boost::asio;
 using Say = std::function<void(const std::string&)>;
 
 constexpr int kSecondSignal = 130;
+constexpr std::int64_t kLeastHandled = 64;    // MiB that a handler's answer may have in any case
 constexpr std::size_t kOperators = 64;        // connections to the management port
 constexpr int kMapped = 1 << 20;              // bytes
 constexpr std::size_t kLeastHeld = 32 << 20;  // bytes that clients may make it hold in any case
@@ -67,6 +73,21 @@ std::int64_t descriptors_of_its_own(const ServeOptions& options) {
   const bool fixed = owner_of(options) == Owner::state && options.state_file.empty() && !options.admin_port;
   const auto given = static_cast<std::int64_t>(options.bundles.size());
   return 96 + 8 * options.instances * (fixed ? given : std::max(given, kMaybeLoaded));
+}
+
+// mctl's own handlers, which bundles name, need no permission.
+bool names_stock_handler(const std::string& bundle) {
+  const Descriptor file(open_to_read(bundle));
+  if (!file) return false;
+  const auto archive = Archive::open(file.get());
+  if (!archive) return false;
+  const auto manifest = read_manifest(*archive);
+  return manifest && manifest->handler && manifest->handler->is_stock();
+}
+
+bool runs_handlers(const ServeOptions& options) {
+  return !options.handlers.empty() || options.allow_handler ||
+         std::ranges::any_of(options.bundles, names_stock_handler);
 }
 
 // As many connections at a time as there are descriptors for.
@@ -104,12 +125,15 @@ constexpr int kQuietPolls = 10;
 // All parts of the front, and the order in which they come and go.
 class Front {
  public:
-  Front(const ServeOptions& options, Token token, Token admin_token, const Say& say);
+  // `spawner`: the process that starts handlers, if there is one.
+  Front(const ServeOptions& options, Token token, Token admin_token, SpawnerProcess spawner, const Say& say);
   Status prepare();
   Result<int> run();
 
  private:
   Result<Owned> owned();
+  Status check_handlers() const;
+  bool may_change() const;
   void start_models();
   void read_again();
   void await_signal();
@@ -132,6 +156,7 @@ class Front {
   asio::steady_timer timer_{io_};
   std::chrono::steady_clock::time_point exit_at_;
   Reaper reaper_{io_};
+  std::unique_ptr<Spawner> spawner_;
   Fleet fleet_;
   Rollouts rollouts_{io_, fleet_};
   std::optional<FolderWatch> folder_;
@@ -151,8 +176,10 @@ RouterSettings router_settings(const ServeOptions& options, const Token& token, 
   return settings;
 }
 
-FleetSettings fleet_settings(const ServeOptions& options) {
-  return {options, options, options.null, owner_of(options), options.ready == "all"};
+FleetSettings fleet_settings(const ServeOptions& options, Spawner* spawner) {
+  FleetSettings settings{options, options, options.null, owner_of(options), options.ready == "all"};
+  settings.runtime.spawner = spawner;
+  return settings;
 }
 
 RouterSettings admin_router_settings(const ServeOptions& options, const Rollouts& rollouts, const Token& token,
@@ -171,11 +198,12 @@ HttpLimits admin_limits(const ServeOptions& options) {
   return limits;
 }
 
-Front::Front(const ServeOptions& options, Token token, Token admin_token, const Say& say)
+Front::Front(const ServeOptions& options, Token token, Token admin_token, SpawnerProcess spawner, const Say& say)
     : options_(options),
       token_(std::move(token)),
       say_(say),
-      fleet_(io_, reaper_, fleet_settings(options), say),
+      spawner_(spawner.control ? std::make_unique<Spawner>(io_, std::move(spawner)) : nullptr),
+      fleet_(io_, reaper_, fleet_settings(options, spawner_.get()), say),
       admin_token_(std::move(admin_token)),
       router_(fleet_, router_settings(options, token_, say)),
       admin_router_(fleet_, admin_router_settings(options, rollouts_, admin_token_, say)),
@@ -201,7 +229,28 @@ Status Front::prepare() {
   }
   auto now = owned();
   if (!now) return now.error();
-  return fleet_.prepare(*std::move(now), std::move(store));
+  if (auto prepared = fleet_.prepare(*std::move(now), std::move(store)); !prepared) return prepared;
+  return check_handlers();
+}
+
+// Each handler has a model, which is served, unless others may come.
+Status Front::check_handlers() const {
+  const auto& models = fleet_.desired().models;
+  const bool all_named = !may_change();
+  for (const std::string& text : options_.handlers) {
+    const auto [name, handler] = split_handler(text);
+    const auto usage = [](std::string why) { return Error{Code::usage, std::move(why)}; };
+    if (name.empty() && (options_.handlers.size() > 1 || models.size() > 1)) {
+      return usage("whose handler is `" + text + "`? Write `--handler MODEL=" + std::string(handler) + "`");
+    }
+    if (!name.empty() && all_named && !models.contains(std::string(name))) {
+      return usage("`--handler " + text + "` is for a model that is not served");
+    }
+    if (!handler.starts_with("stock:") && access(std::string(handler).c_str(), R_OK) != 0) {
+      return usage("cannot read the handler `" + std::string(handler) + "`: " + std::strerror(errno));
+    }
+  }
+  return Done{};
 }
 
 Result<int> Front::run() {
@@ -279,10 +328,18 @@ void Front::say_who_can_use_it() const {
   if (token_.exposed) say_("warning: everyone on this machine can read `" + options_.token_file + "`");
 }
 
-// Bundles on the command line are all there will ever be: if none can be served, the server ends.
+// Bundles on the command line are all there will ever be, unless there is somebody who may change that.
+bool Front::may_change() const {
+  return fleet_.owner() != Owner::state || !options_.state_file.empty() || options_.admin_port;
+}
+
+// Without that, the server ends if none can be served.
 void Front::start_models() {
-  const bool may_change = fleet_.owner() != Owner::state || !options_.state_file.empty() || options_.admin_port;
-  fleet_.begin(may_change ? nullptr : std::function([this](const Error& error) { end(error); }));
+  HandlerDoor& door = router_.handlers();
+  fleet_.direct_handlers({[&door](const ServedModel& model) { return door.check_routes(model); },
+                          [&door](ServedModel& model, const CallOrigin& origin, HandlerCall& call,
+                                  const Caller& caller) { return door.called(model, origin, call, caller); }});
+  fleet_.begin(may_change() ? nullptr : std::function([this](const Error& error) { end(error); }));
   rollouts_.begin();
   if (folder_) folder_->start([this](Owned now) { fleet_.adopt(std::move(now)); });
 }
@@ -363,12 +420,20 @@ Result<int> serve(const ServeOptions& given, const Say& say) {
   if (!options.admin_token_file.empty()) admin_token = read_token(options.admin_token_file);
   if (!admin_token) return admin_token.error();
   std::optional<LineWriter> log;
+  SpawnerProcess spawner;
+  const bool handles = runs_handlers(options);
+  if (handles) {  // first of all: there is one thread yet
+    auto forked = fork_spawner();
+    if (!forked) return forked.error();
+    spawner = *std::move(forked);
+  }
+  options.handler_most_body = static_cast<std::size_t>(std::max(kLeastHandled, options.max_body_mb)) << 20;
   Say say_all = say;
-  if (options.log_requests) {  // so much is said that whoever reads it may be too slow
+  if (options.log_requests || handles) {  // so much is said that whoever reads it may be too slow
     log.emplace(STDERR_FILENO);
     say_all = [&](const std::string& line) { log->write(line); };
   }
-  Front front(options, *std::move(token), *std::move(admin_token), say_all);
+  Front front(options, *std::move(token), *std::move(admin_token), std::move(spawner), say_all);
   if (auto prepared = front.prepare(); !prepared) return prepared.error();
   return front.run();
 }

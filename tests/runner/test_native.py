@@ -60,6 +60,16 @@ def test_the_words_for_the_runner(mlp_bundle: Bundle, runner: Path) -> None:
     assert start.environment == {}
 
 
+def test_a_handler_runs_in_this_python(mlp_bundle: Bundle, runner: Path) -> None:
+    options = {"handler": ["a=a.py", "b=b.py"], "handlers": 2, "handler_python": None}
+    command = native.prepare([mlp_bundle], None, options, silent).command
+    words = ("--handler=a=a.py", "--handler=b=b.py", "--handlers=2", f"--handler-python={sys.executable}")
+    assert command[-4:] == words
+    named = native.prepare([mlp_bundle], None, {"handler": ["a.py"], "handler_python": "python9"}, silent).command
+    assert named[-2:] == ("--handler=a.py", "--handler-python=python9")
+    assert not any("handler" in word for word in native.prepare([mlp_bundle], None, {}, silent).command)
+
+
 def test_several_bundles_of_which_one_needs_no_libtorch(
     mlp_bundle: Bundle, runner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def bundle(
     values: tuple[int, int] | None = None,
     factor: int = 3,
     standalone: bool = False,
+    name: str = "faulty",
 ) -> Path:
     """A bundle at `path` with these golden cases, rows up to `most`, and `values` that its input may hold.
 
@@ -106,7 +107,7 @@ def bundle(
     machine = platform.machine()
     manifest = Manifest(
         schema=BUNDLE_SCHEMA,
-        name="faulty",
+        name=name,
         version="1",
         created="2026-01-01T00:00:00+00:00",
         producer=Producer(mctl="0", torch="2.13.0"),
@@ -133,5 +134,5 @@ def bundle(
             ),
         ),
     )
-    archive.write(path, "faulty", members, manifest)
+    archive.write(path, name, members, manifest)
     return path

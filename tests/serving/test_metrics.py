@@ -35,9 +35,10 @@ def total(family: Metric, suffix: str = "_total", **labels: str) -> float:
     return sum(s.value for s in family.samples if s.name == family.name + suffix and wanted <= s.labels.items())
 
 
-def documented() -> dict[str, tuple[str, set[str]]]:
+def documented(*, handler: bool = False) -> dict[str, tuple[str, set[str]]]:
     """Type and labels of every family in METRICS.md, by the name that the parser gives it."""
     rows = re.findall(r"^\| (`[^|]+`) \| (\w+) \|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE)
+    rows = [row for row in rows if handler or "mctl_handler_" not in row[0]]
     return {
         name.removesuffix("_total"): (kind, set(re.findall(r"`(\w+)`", labels)))
         for names, kind, labels in rows

@@ -38,6 +38,23 @@ def test_each_answers_under_its_name(two: Server, mlp: Mlp, cnn_bundle: Path) ->
     assert wrong.status == 400  # the MLP's tensors are not the CNN's
 
 
+def test_predictions_take_tensors_as_json_where_there_is_no_handler(two: Server, mlp: Mlp) -> None:
+    x = np.random.default_rng(2).normal(size=(3, 128)).astype(np.float32)
+    expected = mlp(x)
+    for path in ("/predictions/mlp", "/predictions/mlp/1"):
+        answer = two.request(path, json.dumps({"x": x.tolist()}).encode())
+        assert answer.status == 200, answer.body
+        (y,) = answer.json().values()
+        np.testing.assert_allclose(np.array(y, np.float32), expected, rtol=1e-4, atol=1e-5)
+    assert two.request("/predictions/mlp", json.dumps(infer_json(x=x)).encode()).status == 200
+    assert "unknown input 'z'" in two.request("/predictions/mlp", b'{"z": [[1]]}').error
+    assert "ragged" in two.request("/predictions/mlp", b'{"x": [[1, 2], [3]]}').error
+    assert "tensors by name" in two.request("/predictions/mlp", b"[1]").error
+    assert two.request("/predictions/mlp").status == 405
+    assert two.request("/predictions/mlp/7", b"{}").status == 404
+    assert "has no handler" in two.request("/v2/models/mlp/predict", b"{}").error
+
+
 def test_what_is_not_there_is_told(two: Server) -> None:
     assert two.request("/v2/models/bert").error == "model 'bert' is not here: this server has 'cnn', 'mlp'"
     answer = two.request("/v2/models/mlp/versions/7")

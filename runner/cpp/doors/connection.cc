@@ -97,7 +97,7 @@ void Connection::out_of_memory() {
 void Connection::move_to(State state) {
   state_ = state;
   if (seat_ == nullptr) return;
-  seat_->phase = state == State::serving ? Seats::Phase::answered : Seats::Phase::unfinished;
+  seat_->phase = in_service() ? Seats::Phase::answered : Seats::Phase::unfinished;
 }
 
 // --- reading
@@ -144,8 +144,11 @@ void Connection::on_data(std::size_t count) {
 
 void Connection::on_end() {
   peer_closed_ = true;
-  const bool answer = state_ == State::writing || (state_ == State::serving && shared_->service.gone(*this));
-  if (!answer) close();
+  const auto exchange = context.lock();
+  const bool answer = state_ == State::writing || (in_service() && (!exchange || exchange->gone()));
+  if (answer) return;
+  context.reset();
+  close();
 }
 
 // Goes on until the request in hand is complete, or needs more of the client.
@@ -203,7 +206,7 @@ void Connection::make_room() {
 }
 
 bool Connection::count(std::size_t buffer) {
-  const std::size_t bytes = buffer + service_holds_ + out_head_.capacity() + out_body_.capacity();
+  const std::size_t bytes = buffer + service_holds_ + out_head_.capacity() + out_body_.capacity() + parts_bytes_;
   const bool over = bytes > kSeatBytes;
   return holding_.set(over ? bytes - kSeatBytes : 0, !over || shared_->service.knows(head()));
 }
@@ -300,6 +303,90 @@ void Connection::written() {
   });
 }
 
+// --- writing in parts
+
+void Connection::begin_stream(Answer answer) {
+  if (state_ != State::serving) return;
+  guarded([&] {
+    keep_alive_ = keep_alive_ && !shared_->draining && !peer_closed_ && !head().http_1_0;
+    framing_ = head().verb == Verb::head ? Framing::none : head().http_1_0 ? Framing::close : Framing::chunks;
+    move_to(State::streaming);
+    broken_ = false;
+    head_waits_ = true;
+    std::string bytes;
+    append_head(bytes, answer, std::nullopt, shared_->date, keep_alive_, head().http_1_0);
+    add_part(std::move(bytes));
+  });
+}
+
+void Connection::send_part(std::span<const std::byte> bytes) {
+  if (state_ != State::streaming) return;
+  guarded([&] {
+    std::string part;
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    if (framing_ == Framing::chunks) part = chunk_start(text.size());
+    if (framing_ != Framing::none) part += text;
+    if (framing_ == Framing::chunks) part += "\r\n";
+    add_part(std::move(part));
+  });
+}
+
+void Connection::end_stream(bool in_order) {
+  if (state_ != State::streaming) return;
+  guarded([&] {
+    context.reset();
+    service_holds_ = 0;
+    broken_ = !in_order;
+    move_to(State::writing);
+    reader_.next();
+    add_part(in_order && framing_ == Framing::chunks ? "0\r\n\r\n" : "");
+  });
+}
+
+void Connection::add_part(std::string bytes) {
+  parts_bytes_ += bytes.size();
+  parts_.push_back(std::move(bytes));
+  if (!count(reader_.capacity())) return close();
+  if (parts_.size() == 1) allow();
+  if (!writes_part_) write_parts();
+}
+
+void Connection::write_parts() {
+  while (!parts_.empty() && state_ != State::closed) {
+    std::string_view part = parts_.front();
+    error_code ec;
+    const std::size_t sent = part.empty() ? 0 : socket_.write_some(asio::buffer(part), ec);
+    if (ec && ec != asio::error::would_block) return close();
+    if (sent == part.size()) {
+      part_written();
+      continue;
+    }
+    writes_part_ = true;
+    part.remove_prefix(sent);
+    return asio::async_write(socket_, asio::buffer(part), [self = shared_from_this()](error_code e, std::size_t) {
+      self->guarded([&] {
+        self->writes_part_ = false;
+        if (self->state_ == State::closed) return;
+        if (e) return self->close();
+        self->part_written();
+        self->write_parts();
+      });
+    });
+  }
+}
+
+// The last one ends the answer; the first was the head.
+void Connection::part_written() {
+  parts_bytes_ -= parts_.front().size();
+  parts_.pop_front();
+  allow();
+  static_cast<void>(count(reader_.capacity()));
+  if (state_ == State::writing && parts_.empty()) return broken_ ? close() : written();
+  const bool was_head = std::exchange(head_waits_, false);
+  const auto exchange = context.lock();
+  if (exchange && !was_head) exchange->taken();
+}
+
 // --- the end
 
 // Closing with bytes unread would reset the connection and could destroy the answer on its way.
@@ -329,11 +416,13 @@ void Connection::settle(Clock::time_point now) {
 
 void Connection::close() {
   if (state_ == State::closed) return;
+  const auto exchange = in_service() ? context.lock() : nullptr;
   state_ = State::closed;
   error_code ignored;
   socket_.close(ignored);
   context.reset();
   leave();
+  if (exchange) exchange->gone();
 }
 
 // Its place is free for another, though the connection itself may have to wait for what still names it.

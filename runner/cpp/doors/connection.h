@@ -4,11 +4,13 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
 #include <cstddef>
+#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "doors/budget.h"
 #include "doors/hosts.h"
@@ -29,6 +31,14 @@ struct HttpLimits {
   std::chrono::seconds idle{60};  // without a request; also for sending one, and for taking an answer
 };
 
+// What a service does for the request in hand of a connection. That keeps no hold of it.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual bool gone() = 0;  // the client went away before the answer; true if an answer comes all the same
+  virtual void taken() {}   // the client has taken the oldest part of a stream
+};
+
 // Bytes that a connection has without being asked: they are set aside for each, and not counted one by one.
 constexpr std::size_t kSeatBytes = 16 << 10;
 
@@ -38,8 +48,6 @@ class Service {
   virtual ~Service() = default;
   // Leads to one respond(), now or later.
   virtual void serve(const std::shared_ptr<Connection>& connection) = 0;
-  // The client went away before the answer to the request in hand; true if an answer comes all the same.
-  virtual bool gone(Connection& connection) = 0;
   // Asked when the head of a request with a body is there: an answer refuses it before the body is. `large`: the body
   // would cost much.
   virtual std::optional<Answer> screen(const Connection& connection, bool large) = 0;
@@ -82,6 +90,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::uint64_t client() const { return client_; }  // the same for all connections from one place
   std::string address() const;                      // ADDRESS:PORT
   const Head& head() const { return reader_.head(); }
+  std::string_view head_text() const { return reader_.head_text(); }  // while the request is in hand
   std::span<const std::byte> body() const { return reader_.body(); }
   // Keeps the body's bytes where they are, for as long as what is returned lives: once, and body() is empty then.
   std::shared_ptr<const void> take_body();
@@ -89,17 +98,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Counts what the service holds for the request in hand; false if that is too much.
   [[nodiscard]] bool hold(std::size_t bytes);
   void respond(Answer answer);
-  std::weak_ptr<void> context;  // the service's, for the request in hand
+  // Or an answer in parts: the head (`answer` has no body), parts, each of which is told of when the client has taken
+  // it, and the end; one that is not in good order breaks the connection off, so that the client knows.
+  void begin_stream(Answer answer);
+  void send_part(std::span<const std::byte> bytes);
+  void end_stream(bool in_order);
+  std::weak_ptr<Exchange> context;  // the service's, for the request in hand
 
   bool gone() const { return peer_closed_ || state_ == State::closed; }  // it sends nothing more
-  bool busy() const { return state_ == State::serving || state_ == State::writing; }
-  bool late(Clock::time_point now) const { return now >= deadline_ && state_ != State::serving; }
+  bool busy() const { return in_service() || state_ == State::writing; }
+  bool late(Clock::time_point now) const { return now >= deadline_ && (!in_service() || !parts_.empty()); }
   void time_out();
   void settle(Clock::time_point now);  // gives back what it has not needed for a while
   void close();
 
  private:
-  enum class State { reading, serving, writing, lingering, closed };
+  enum class State { reading, serving, streaming, writing, lingering, closed };
+  bool in_service() const { return state_ == State::serving || state_ == State::streaming; }
 
   template <class F>
   void guarded(F f);
@@ -123,6 +138,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void write();
   void on_written(boost::beast::error_code ec);
   void written();
+  void add_part(std::string bytes);
+  void write_parts();
+  void part_written();
   void linger();
   void leave();
   void allow(std::size_t bytes = 0);
@@ -144,6 +162,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::size_t service_holds_ = 0;
 
   std::string out_head_, out_body_;
+  std::deque<std::string> parts_;  // of a stream, to be written
+  std::size_t parts_bytes_ = 0;
+  enum class Framing { chunks, close, none } framing_ = Framing::chunks;  // of the stream's parts
+  bool writes_part_ = false, head_waits_ = false, broken_ = false;
   Clock::time_point begun_, deadline_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -220,19 +221,51 @@ void append_batches(Families& to) {
           [](const auto& of) { return of.metrics.padded_rows; });
 }
 
+// Of the models that have a handler.
+void append_handlers(Families& to) {
+  to.family("mctl_handler_requests_total", "counter", "Requests to handlers by how they ended.",
+            [&](auto name, const auto& of) {
+              for (std::size_t i = 0; i < kOutcomes.size(); ++i) {
+                to.add(name, of.labels + ',' + label("code", kOutcomes[i]), std::to_string(of.handler->requests[i]));
+              }
+            });
+  to.family("mctl_handler_request_duration_seconds", "histogram",
+            "From the last byte of a request to its answer's end.",
+            [&](auto name, const auto& of) { to.histogram(name, of.handler->seconds, of.labels); });
+  to.each("mctl_handler_calls_total", "counter", "Calls of models that handlers made.",
+          [](const auto& of) { return of.handler->calls; });
+  to.each("mctl_handler_queue_requests", "gauge", "Requests that wait for a handler.",
+          [](const auto& of) { return of.handler_gauges.queued; });
+  to.each("mctl_handler_running_requests", "gauge", "Requests that handlers have.",
+          [](const auto& of) { return of.handler_gauges.running; });
+  to.family("mctl_handler_processes", "gauge", "Handler processes by what they do.", [&](auto name, const auto& of) {
+    to.add(name, of.labels + ',' + label("state", "live"), std::to_string(of.handler_gauges.live));
+    to.add(name, of.labels + ',' + label("state", "starting"), std::to_string(of.handler_gauges.starting));
+  });
+  to.family("mctl_handler_restarts_total", "counter", "Handler processes that were replaced.",
+            [&](auto name, const auto& of) {
+              for (const auto& [reason, count] : of.handler->restarts) {
+                to.add(name, of.labels + ',' + label("reason", reason), std::to_string(count));
+              }
+            });
+}
+
 void append_process(std::string& out, std::span<const Counted> models) {
   const ProcessUse front = use_of("self");
   ProcessUse all = front;
   for (const Counted& model : models) {
     all.cpu_seconds += model.metrics.ended_cpu_seconds;
-    for (const int pid : model.gauges.workers) {
+    if (model.handler) all.cpu_seconds += model.handler->ended_cpu_seconds;
+    std::vector<int> pids = model.gauges.workers;
+    pids.insert(pids.end(), model.handler_gauges.processes.begin(), model.handler_gauges.processes.end());
+    for (const int pid : pids) {
       const ProcessUse worker = use_of(std::to_string(pid));
       all.cpu_seconds += worker.cpu_seconds;
       all.resident += worker.resident;
       all.virtual_size += worker.virtual_size;
     }
   }
-  constexpr std::string_view together = " Front and workers together.";
+  constexpr std::string_view together = " Front, workers and handlers together.";
   const auto about = [&](std::string_view help) { return std::string(help) + std::string(together); };
   single(out, "process_cpu_seconds_total", "counter", about("User and system time."), all.cpu_seconds);
   single(out, "process_resident_memory_bytes", "gauge", about("Resident memory, shared pages once for each."),
@@ -277,6 +310,10 @@ std::string prometheus(std::span<const Counted> models) {
   append_shadow(families);
   append_workers(families);
   append_batches(families);
+  std::vector<Counted> handled;
+  std::ranges::copy_if(models, std::back_inserter(handled), [](const Counted& model) { return model.handler; });
+  Families of_handlers(out, handled);
+  if (!handled.empty()) append_handlers(of_handlers);
   append_process(out, models);
   return out;
 }

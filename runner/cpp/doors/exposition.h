@@ -16,6 +16,8 @@ struct Counted {
   const Manifest& manifest;
   const Metrics& metrics;
   Gauges gauges = {};
+  const HandlerMetrics* handler = nullptr;  // of a model that has one
+  HandlerGauges handler_gauges = {};
 };
 
 // Each family once, with the samples of every model, then the process's own.

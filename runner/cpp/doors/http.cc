@@ -45,7 +45,8 @@ constexpr StatusLine kStatuses[] = {
 std::string_view reason_of(unsigned number) {
   const auto* found = std::ranges::find(kStatuses, number, &StatusLine::number);
   if (found != std::end(kStatuses)) return found->reason;
-  return number == 200 ? "OK" : number == 202 ? "Accepted" : "Internal Server Error";
+  if (number == 500) return "Internal Server Error";
+  return number == 200 ? "OK" : number == 202 ? "Accepted" : "";  // a handler's own: clients go by the number
 }
 
 std::optional<std::uint64_t> decimal(std::string_view text) {
@@ -119,8 +120,15 @@ Answer refusal(const Error& error) {
   return answer;
 }
 
-void append_head(std::string& out, const Answer& answer, std::size_t length, std::string_view date, bool keep_alive,
-                 bool http_1_0) {
+bool has_no_body(unsigned status) { return status == 204 || status == 304; }
+
+std::string chunk_start(std::size_t size) {
+  char digits[16];
+  return std::string(digits, std::to_chars(digits, digits + sizeof digits, size, 16).ptr) + "\r\n";
+}
+
+void append_head(std::string& out, const Answer& answer, std::optional<std::size_t> length, std::string_view date,
+                 bool keep_alive, bool http_1_0) {
   char digits[24];
   const auto number = [&](std::uint64_t value) {
     return std::string_view(digits, std::to_chars(digits, digits + sizeof digits, value).ptr - digits);
@@ -131,11 +139,10 @@ void append_head(std::string& out, const Answer& answer, std::size_t length, std
   out += reason_of(answer.status);
   out += "\r\nServer: mctl\r\nDate: ";
   out += date;
-  out += "\r\nContent-Type: ";
-  out += answer.type;
-  out += "\r\nContent-Length: ";
-  out += number(length);
   out += "\r\n";
+  if (!answer.type.empty()) ((out += "Content-Type: ") += answer.type) += "\r\n";
+  if (length && !has_no_body(answer.status)) ((out += "Content-Length: ") += number(*length)) += "\r\n";
+  if (!length && !http_1_0) out += "Transfer-Encoding: chunked\r\n";
   out += answer.fields;
   if (!keep_alive) out += "Connection: close\r\n";
   if (keep_alive && http_1_0) out += "Connection: keep-alive\r\n";

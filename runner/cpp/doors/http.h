@@ -29,8 +29,8 @@ struct Head {
 
 struct Answer {
   unsigned status = 200;
-  std::string_view type = "application/json";
-  std::string fields;  // more header lines, each with its CRLF
+  std::string_view type = "application/json";  // empty: its line is among the fields
+  std::string fields;                          // more header lines, each with its CRLF
   std::string body;
 };
 
@@ -38,9 +38,12 @@ struct Answer {
 Answer refusal(const Error& error);
 unsigned status_of(Code code);
 
-// The bytes of an answer's head. `length` is that of its body, `date` the value of its Date line.
-void append_head(std::string& out, const Answer& answer, std::size_t length, std::string_view date, bool keep_alive,
-                 bool http_1_0);
+// The bytes of an answer's head. `length` is that of its body (nullopt: it comes in chunks, or until the end of the
+// connection where HTTP has none), `date` the value of its Date line.
+void append_head(std::string& out, const Answer& answer, std::optional<std::size_t> length, std::string_view date,
+                 bool keep_alive, bool http_1_0);
+std::string chunk_start(std::size_t size);  // its bytes and a line's end follow
+bool has_no_body(unsigned status);
 std::string http_date(std::int64_t seconds);
 
 // Parses one request. A body stays where it is: of known length untouched, and of chunks joined.

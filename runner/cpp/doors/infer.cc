@@ -5,6 +5,7 @@
 
 #include "doors/access_log.h"
 #include "doors/inflate.h"
+#include "doors/named_tensors.h"
 #include "doors/oip_answer.h"
 #include "doors/oip_request.h"
 #include "doors/router.h"
@@ -42,15 +43,17 @@ std::string hexadecimal(std::uint64_t value) {
 
 }  // namespace
 
-struct InferCall final : Call {
+struct InferCall final : Call, Exchange {
   InferCall(Router& owner, std::shared_ptr<ServedModel> served, std::shared_ptr<Connection> from)
       : router(owner), model(std::move(served)), connection(std::move(from)) {}
   void finished(const Error* error) override { router.done(*this, error); }
+  bool gone() override { return router.gone(*this); }
 
   Router& router;
   const std::shared_ptr<ServedModel> model;
   const std::shared_ptr<Connection> connection;
   InferRequest request;
+  bool by_name = false;              // tensors are plain JSON, there and back
   Buffer inflated;                   // the body, if it came compressed and tensors lie in it
   std::shared_ptr<const void> body;  // the same, if it came as it is and they are large
 };
@@ -61,6 +64,7 @@ void Router::infer(const std::shared_ptr<Connection>& connection, const Target& 
   auto call = std::make_shared<InferCall>(*this, (*model)->shared_from_this(), connection);
   call->arrival_ns = connection->begun().time_since_epoch() / std::chrono::nanoseconds(1);
   call->client = connection->client();
+  call->by_name = connection->head().target.starts_with("/predictions/");
   connection->context = call;
   if (auto submitted = submit(call); !submitted) done(*call, &submitted.error());
 }
@@ -86,7 +90,15 @@ Status Router::read(InferCall& call) {
     body = call.inflated.bytes();
   }
   const Contract& contract = call.model->contract();
-  auto request = parse_infer(contract, body, head.json_length, call.model->max_request_rows());
+  std::string rewritten;
+  if (call.by_name) {
+    auto made = infer_body_from(contract, {reinterpret_cast<const char*>(body.data()), body.size()});
+    if (!made) return made.error();
+    rewritten = *std::move(made);
+    body = std::as_bytes(std::span(rewritten));
+  }
+  const auto json_length = call.by_name ? std::nullopt : head.json_length;
+  auto request = parse_infer(contract, body, json_length, call.model->max_request_rows());
   if (!request) return request.error();
   call.request = *std::move(request);
   for (const auto& [name, value] : call.request.parameters) {
@@ -141,13 +153,14 @@ Status Router::hold(InferCall& call) const {
   return Error{Code::unavailable, "the server holds as much for its clients as it may: try again later"};
 }
 
-bool Router::gone(Connection& connection) {
-  const auto call = std::static_pointer_cast<InferCall>(connection.context.lock());
-  if (!call || !call->model->cancel(*call)) return true;
-  const std::int64_t total_ns = now_ns() - call->arrival_ns;
-  call->model->metrics().request(Outcome::cancelled, static_cast<std::uint64_t>(total_ns));
+// True if it runs already.
+bool Router::gone(InferCall& call) {
+  if (!call.model->cancel(call)) return true;
+  const std::int64_t total_ns = now_ns() - call.arrival_ns;
+  call.model->metrics().request(Outcome::cancelled, static_cast<std::uint64_t>(total_ns));
   if (settings_.log) {
-    settings_.log(line_of({connection, connection.head().request_id, kClientWentAway, total_ns, call.get()}));
+    const std::string& id = call.connection->head().request_id;
+    settings_.log(line_of({*call.connection, id, kClientWentAway, total_ns, &call}));
   }
   return false;
 }
@@ -158,6 +171,7 @@ namespace {
 Result<Answer> answer_of(const InferCall& call) {
   try {
     const ServedModel& model = *call.model;
+    if (call.by_name) return answer_by_name(model.contract(), call.outputs);
     return answer_infer(model.name(), model.version(), model.contract(), call.request, call.outputs);
   } catch (const std::bad_alloc&) {
     return Error{Code::unavailable, "the server is out of memory"};

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "doors/buffer.h"
 #include "doors/http.h"
@@ -30,6 +31,7 @@ class RequestReader {
   [[nodiscard]] bool make_room(std::size_t capacity);
 
   const Head& head() const { return parser_->request(); }
+  std::string_view head_text() const { return {buffer_.data(), taken_ ? 0 : body_at_}; }
   bool head_done() const { return head_done_; }
   bool has_body() const { return parser_->chunked() || head().content_length.value_or(0) > 0; }
   std::span<const std::byte> body() const;

@@ -55,13 +55,29 @@ Answer elsewhere() {
 }
 
 Counted counted_of(const ServedModel& model) {
-  return {model.name(), model.version(), model.manifest(), model.metrics()};
+  return {model.name(), model.version(), model.manifest(), model.metrics(), {}, nullptr, {}};
 }
 
 std::vector<Counted> counted(const std::vector<std::shared_ptr<ServedModel>>& models) {
   std::vector<Counted> all;
   for (const auto& model : models) all.push_back(counted_of(*model));
   return all;
+}
+
+ModelFinder finder_of(Fleet& fleet) {
+  ModelFinder finder;
+  finder.choose = [&fleet](std::string_view name, std::string_view version,
+                           std::string_view key) -> Result<std::shared_ptr<ServedModel>> {
+    const auto found = fleet.choose(name, version, key);
+    if (!found) return found.error();
+    return (*found)->shared_from_this();
+  };
+  finder.look = [&fleet](std::string_view name, std::string_view version) -> std::shared_ptr<ServedModel> {
+    const auto found = fleet.find(name, version);
+    return found ? (*found)->shared_from_this() : nullptr;
+  };
+  finder.all = [&fleet] { return fleet.models().all(); };
+  return finder;
 }
 
 Listed listed_as(const ServedModel& model) {
@@ -73,6 +89,7 @@ Listed listed_as(const ServedModel& model) {
 Router::Router(Fleet& fleet, RouterSettings settings)
     : fleet_(fleet),
       settings_(std::move(settings)),
+      handlers_(finder_of(fleet), {settings_.max_body, !settings_.token.empty(), settings_.log}),
       next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {
   if (!settings_.management) return;
   management_.emplace(fleet, *settings_.rollouts, *settings_.management);
@@ -83,6 +100,7 @@ void Router::serve(const std::shared_ptr<Connection>& connection) {
   const Head& head = connection->head();
   if (auto permitted = permit(head); !permitted) return connection->respond(refuse(*connection, permitted.error()));
   if (const auto target = infers(head)) return infer(connection, *target);
+  if (handlers_.concerns(head)) return handlers_.serve(connection, draining_);
   const auto path = segments_of(head.target);
   if (!manages(connection, path)) answer(*connection, route(head, path));
 }
@@ -126,11 +144,18 @@ Status Router::permit(const Head& head) const {
 std::optional<Answer> Router::screen(const Connection& connection, bool large) {
   const Head& head = connection.head();
   const auto target = infers(head);
-  if (!large && target) return std::nullopt;  // serve() sees to it
+  const bool handled = !target && handlers_.concerns(head);
+  if (!large && (target || handled)) return std::nullopt;  // serve() sees to it
   if (auto permitted = permit(head); !permitted) return refuse(connection, permitted.error());
   if (target) {
     const Status room = admits(*target, connection.client());
     return room ? std::nullopt : std::optional(refuse(connection, room.error()));
+  }
+  if (handled) {
+    const Status open = available();
+    auto refused = open ? handlers_.screen(connection) : std::optional(refusal(open.error()));
+    if (refused && settings_.log) settings_.log(line_of({connection, head.request_id, refused->status, 0}));
+    return refused;
   }
   const auto path = segments_of(head.target);
   const auto owner = owner_of(path);
@@ -148,6 +173,7 @@ Status Router::admits(const Target& target, Client client) const {
   return model ? (*model)->admit(client, 1) : model.error();
 }
 
+// `/predictions/NAME` takes tensors where there is no handler.
 std::optional<Router::Target> Router::infers(const Head& head) const {
   constexpr std::string_view before = "/v2/models/", after = "/infer";
   if (head.verb != Verb::post) return std::nullopt;
@@ -157,6 +183,11 @@ std::optional<Router::Target> Router::infers(const Head& head) const {
     if (name.find_first_of("/%?") == name.npos) return Target{std::string(name), {}, {}};  // as nearly all write it
   }
   const auto path = segments_of(target);
+  if (auto named = handler_path(path); named && path[0] == "predictions" && named->rest.size() <= 1) {
+    Target asked{named->name, named->rest.empty() ? "" : named->rest[0], {}};
+    const auto found = fleet_.find(asked.name, asked.version);
+    return found && !(*found)->handler() ? std::optional(std::move(asked)) : std::nullopt;
+  }
   if (path.size() < 4 || path[0] != "v2" || path[1] != "models") return std::nullopt;
   auto named = target_of(path);
   return named.rest.size() == 1 && named.rest[0] == "infer" ? std::optional(std::move(named)) : std::nullopt;
@@ -246,6 +277,10 @@ std::vector<Counted> Router::with_gauges() const {
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i].gauges = models[i]->gauges();
     all[i].gauges.ready = all[i].gauges.ready && !draining_;
+    if (const ServedHandler* const handler = models[i]->handler()) {
+      all[i].handler = &handler->metrics();
+      all[i].handler_gauges = handler->gauges();
+    }
   }
   return all;
 }

@@ -13,6 +13,7 @@
 
 #include "doors/connection.h"
 #include "doors/exposition.h"
+#include "doors/handler_door.h"
 #include "doors/management.h"
 #include "doors/token.h"
 #include "doors/torchserve.h"
@@ -35,12 +36,12 @@ class Router final : public Service {
   Router(Fleet& fleet, RouterSettings settings);
 
   void serve(const std::shared_ptr<Connection>& connection) override;
-  bool gone(Connection& connection) override;
   std::optional<Answer> screen(const Connection& connection, bool large) override;
   bool knows(const Head& head) const override;
   bool probes(const Head& head) const override;
   Answer refuse(const Connection& connection, const Error& error) override;
 
+  HandlerDoor& handlers() { return handlers_; }
   void drain() { draining_ = true; }
   void set_url(std::string url) { url_ = std::move(url); }
 
@@ -74,12 +75,14 @@ class Router final : public Service {
   Status set_deadline(InferCall& call) const;
   void own(InferCall& call) const;
   Status hold(InferCall& call) const;
+  bool gone(InferCall& call);
   void done(InferCall& call, const Error* error);
 
   Fleet& fleet_;
   const RouterSettings settings_;
   std::optional<Management> management_;
   std::optional<TorchServe> torchserve_;
+  HandlerDoor handlers_;
   bool draining_ = false;
   std::string url_;
   std::uint64_t next_id_;

@@ -72,4 +72,9 @@ void Metrics::batch_done(const BatchFacts& batch, const Answered& answered, std:
   last_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
+void HandlerMetrics::request(Outcome outcome, std::uint64_t total_ns) {
+  ++requests[static_cast<std::size_t>(outcome)];
+  seconds.add(static_cast<double>(total_ns) * 1e-9);
+}
+
 }  // namespace mctl

@@ -56,6 +56,21 @@ struct Gauges {
   std::vector<int> workers;  // their process ids
 };
 
+// What is counted for a model's handler, and what is looked up.
+struct HandlerMetrics {
+  void request(Outcome outcome, std::uint64_t total_ns);
+
+  std::array<std::uint64_t, kOutcomes.size()> requests{};
+  Histogram seconds = Histogram::of_seconds();
+  std::uint64_t calls = 0;  // of models
+  std::map<std::string, std::uint64_t> restarts = {{"broken", 0}, {"crash", 0}, {"load", 0}, {"stuck", 0}};
+  double ended_cpu_seconds = 0;  // of processes that are no more
+};
+struct HandlerGauges {
+  std::int64_t queued = 0, running = 0, live = 0, starting = 0;
+  std::vector<int> processes;  // their process ids
+};
+
 struct BatchFacts {
   std::string bucket;
   Reason reason;

@@ -103,6 +103,7 @@ Result<std::shared_ptr<ServedModel>> ServedModel::open(asio::io_context& io, Rea
   std::shared_ptr<ServedModel> model(new ServedModel(std::move(file), *std::move(manifest), source, threads));
   if (auto planned = model->plan(settings); !planned) return planned.error();
   if (!null) model->staff(io, reaper, settings, runtime);
+  if (auto added = model->add_handler(io, source, runtime, *archive); !added) return added.error();
   return model;
 }
 
@@ -156,7 +157,51 @@ void ServedModel::staff(asio::io_context& io, Reaper& reaper, const ModelSetting
   batcher_->seed(curve_of(manifest_, threads_));
 }
 
+// A handler that is given takes the place of the bundle's own.
+Status ServedModel::add_handler(asio::io_context& io, const ModelSource& source, const HandlerRuntime& runtime,
+                                const Archive& archive) {
+  HandlerSettings settings;
+  settings.handler = runtime.handler_of(name_);
+  const bool brings_one = manifest_.handler && (manifest_.handler->is_stock() || runtime.allow_handler);
+  if (settings.handler.empty() && brings_one) settings.handler = "bundle";
+  if (settings.handler.empty()) return Done{};
+  if (runtime.spawner == nullptr) {
+    return Error{Code::usage, "model '" + name_ + "' has a handler: start the server with `--allow-handler`"};
+  }
+  settings.command = {runtime.handler_python, "-m", "mctl.handlers.process"};
+  settings.processes = runtime.handler_processes;
+  settings.concurrency = runtime.handler_concurrency;
+  settings.timeout_s = runtime.handler_timeout;
+  settings.most_body = runtime.handler_most_body;
+  const auto contract = contract_text(archive);
+  if (!contract) return contract.error();
+  HandlerInit init;
+  init.name = name_;
+  init.version = version_;
+  init.bundle = source.path;
+  init.handler = settings.handler;
+  init.contract = *contract;
+  init.concurrency = settings.concurrency;
+  handler_ = std::make_unique<ServedHandler>(io, *runtime.spawner, std::move(settings), header_of(init));
+  return Done{};
+}
+
+Status ServedModel::start_handler(const Events& events) {
+  if (!handler_) return Done{};
+  ServedHandler::Events handler;
+  handler.called = events.called;
+  handler.changed = events.changed;
+  handler.failed = events.failed;
+  handler.noted = events.noted;
+  handler.logged = [this, noted = events.noted](const std::string& line) { noted("[" + name_ + "] " + line); };
+  return handler_->start(std::move(handler));
+}
+
 Status ServedModel::start(Events events) {
+  if (manifest_.handler && !handler_) {
+    events.noted("note: '" + name_ + "' brings a handler, which is not run: `--allow-handler` allows it");
+  }
+  if (auto started = start_handler(events); !started) return started;
   if (!pool_) return Done{};
   ProcessPool::Events pool;
   pool.rang = [this](std::size_t worker) { batcher_->rang(worker); };
@@ -176,11 +221,13 @@ Status ServedModel::start(Events events) {
 }
 
 void ServedModel::drain() {
+  if (handler_) handler_->drain();
   if (batcher_) batcher_->drain();
 }
 
+// Tensors need no handler.
 Status ServedModel::admit(Client client, std::int64_t rows) {
-  if (auto status = ready(); !status) return status;
+  if (pool_ && !pool_->ready()) return Error{Code::unavailable, pool_->why_not()};
   return batcher_ ? batcher_->admit(client, rows) : Done{};
 }
 
@@ -216,7 +263,7 @@ void ServedModel::answer_zeros(Call& call) {
 
 Status ServedModel::ready() const {
   if (pool_ && !pool_->ready()) return Error{Code::unavailable, pool_->why_not()};
-  return Done{};
+  return handler_ ? handler_->ready() : Done{};
 }
 
 Gauges ServedModel::gauges() {

@@ -16,7 +16,9 @@
 #include "engine/call.h"
 #include "engine/metrics.h"
 #include "engine/packing.h"
+#include "engine/served_handler.h"
 #include "engine/settings.h"
+#include "format/archive.h"
 #include "format/descriptor.h"
 #include "format/lookup.h"
 #include "format/manifest.h"
@@ -38,6 +40,8 @@ class ServedModel : public std::enable_shared_from_this<ServedModel> {
     std::function<void()> changed;                  // ready, or not
     std::function<void(const Error&)> failed;       // no worker can start; before the first was ready
     std::function<void(const std::string&)> noted;  // for the operator
+    // What ServedHandler::Events::called is, of its handler.
+    std::function<ServedHandler::Cancel(const CallOrigin&, HandlerCall& call, const Caller& caller)> called = {};
   };
 
   // Reads the bundle and decides what the settings leave open. Code::damaged, Code::host or Code::usage with the
@@ -57,6 +61,8 @@ class ServedModel : public std::enable_shared_from_this<ServedModel> {
   // Holds tensors to the contract: the call gets its sizes, rows and inputs. Code::invalid says what does not fit.
   Status bind(Call& call, std::span<const Given> given) const;
 
+  ServedHandler* handler() const { return handler_.get(); }  // nullptr: it has none
+
   const std::string& name() const { return name_; }
   const std::string& version() const { return version_; }
   const Manifest& manifest() const { return manifest_; }
@@ -68,12 +74,15 @@ class ServedModel : public std::enable_shared_from_this<ServedModel> {
   Gauges gauges();
 
   Status ready() const;  // Code::unavailable with what it waits for
-  bool idle() const { return !batcher_ || batcher_->idle(); }
+  bool idle() const { return (!batcher_ || batcher_->idle()) && (!handler_ || handler_->idle()); }
 
  private:
   ServedModel(Descriptor bundle, Manifest manifest, const ModelSource& source, std::int64_t threads);
   Status plan(const ModelSettings& settings);
   void staff(boost::asio::io_context& io, Reaper& reaper, const ModelSettings& settings, const Runtime& runtime);
+  Status add_handler(boost::asio::io_context& io, const ModelSource& source, const HandlerRuntime& runtime,
+                     const Archive& archive);
+  Status start_handler(const Events& events);
   void answer_zeros(Call& call);
 
   const Descriptor bundle_;
@@ -87,6 +96,7 @@ class ServedModel : public std::enable_shared_from_this<ServedModel> {
   Metrics metrics_;
   std::optional<ProcessPool> pool_;
   std::optional<Batcher> batcher_;
+  std::unique_ptr<ServedHandler> handler_;
   std::vector<std::byte> zeros_;
 };
 

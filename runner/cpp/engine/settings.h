@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace mctl {
@@ -26,12 +28,32 @@ struct ModelSettings {
   bool replicate_state = false;  // each instance of a model with state keeps its own
 };
 
+class Spawner;
+
+// Handlers and how they are run: the same for all models of a server.
+struct HandlerRuntime {
+  std::vector<std::string> handlers;  // each `[MODEL=]FILE` or `[MODEL=]stock:NAME`
+  bool allow_handler = false;         // Python code that bundles bring
+  std::string handler_python = "python3";
+  std::int64_t handler_processes = 1;        // of each model
+  std::int64_t handler_concurrency = 64;     // requests in each process
+  std::int64_t handler_timeout = 60;         // seconds
+  std::size_t handler_most_body = 64 << 20;  // bytes of an answer, or of a call's tensors
+  Spawner* spawner = nullptr;                // none: no handler can be started
+
+  // What is given for a model; empty: nothing.
+  std::string handler_of(std::string_view model) const;
+};
+
 // How worker processes are run: the same for all models of a server.
-struct Runtime {
+struct Runtime : HandlerRuntime {
   std::string libtorch;  // as HostLibrary::load takes it; empty: $MCTL_LIBTORCH, else beside the binary
   bool verify = true, sandbox = true;
   bool strict = false, debuggable = false;  // as WorkerOptions has them
   bool copy_bundle = false;                 // to memory that nobody can change, instead of mapping the file
 };
+
+// The model that an item of HandlerRuntime::handlers names, empty: any; and its handler.
+std::pair<std::string_view, std::string_view> split_handler(std::string_view text);
 
 }  // namespace mctl

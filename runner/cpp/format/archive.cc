@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "format/json.h"
 #include "format/layout.h"
 #include "format/sha256.h"
 #include "format/text.h"
@@ -306,6 +307,15 @@ Result<Manifest> read_manifest(const Archive& archive) {
   for (const auto& [path, member] : manifest->members)
     if (!archive.members().contains(path)) return damaged("it has no member `" + path + "`");
   return manifest;
+}
+
+Result<std::string> contract_text(const Archive& archive) {
+  const auto text = archive.read(kManifest, kMaxManifest);
+  if (!text) return text.error();
+  const auto value = parse_json(*text);
+  if (!value) return value.error();
+  const auto* contract = value->is_object() ? value->get_object().if_contains("contract") : nullptr;
+  return contract != nullptr ? boost::json::serialize(*contract) : std::string("null");
 }
 
 Status verify(const Manifest& manifest, std::string_view member, std::span<const std::byte> bytes) {

@@ -63,6 +63,9 @@ class Archive {
 // The manifest, whose list of members and their sizes is what the archive has.
 Result<Manifest> read_manifest(const Archive& archive);
 
+// The contract as it stands in the manifest: JSON.
+Result<std::string> contract_text(const Archive& archive);
+
 // Does a member have the SHA-256 that the manifest says?
 Status verify(const Manifest& manifest, std::string_view member, std::span<const std::byte> bytes);
 

@@ -1,5 +1,8 @@
 #include "pool/handler_messages.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "format/json.h"
 #include "format/text.h"
 
@@ -9,6 +12,7 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::size_t kMostDepth = 8;
+constexpr double kLongestTimeout = 86'400'000;  // ms: a day
 constexpr std::size_t kMostTensors = 1024, kMostAxes = 64, kMostRoutes = 1024, kMostLines = 1024;
 
 // A JSON object, field by field.
@@ -138,7 +142,9 @@ HandlerCall call_from(Fields& fields, std::optional<std::span<const std::byte>> 
   call.model = fields.text("model", false);
   call.version = fields.text("version", false);
   if (fields.nullable("timeout_ms") != nullptr) {
-    call.timeout_ms = static_cast<std::int64_t>(natural(fields, "timeout_ms", fault));
+    const double timeout = fields.number("timeout_ms");
+    if (timeout < 0) fields.fail("timeout_ms", "is negative");
+    call.timeout_ms = static_cast<std::int64_t>(std::ceil(std::min(timeout, kLongestTimeout)));
   }
   const auto* inputs = fields.find("inputs");
   const auto* list = inputs != nullptr ? inputs->if_array() : nullptr;

@@ -56,6 +56,7 @@ class Spawner {
   void forget(Id id);  // the same; nobody hears of its end
 
   pid_t pid() const { return pid_; }
+  bool lost() const { return lost_; }  // nothing can be started any more
 
  private:
   struct Message {

@@ -244,6 +244,9 @@ void Fleet::start(Held& held) {
   ServedModel::Events events;
   events.changed = [this, id] { on_changed(id); };
   events.noted = say_;
+  events.called = [this, model = held.model.get()](const CallOrigin& origin, HandlerCall& call, const Caller& caller) {
+    return handlers_.called(*model, origin, call, caller);
+  };
   events.failed = [this, id](const Error& error) { on_failed(id, error); };
   if (auto started = held.model->start(std::move(events)); !started) return fail(held, started.error());
   on_changed(id);
@@ -254,6 +257,9 @@ void Fleet::on_changed(std::uint64_t id) {
   if (held == nullptr || !held->model) return;
   if (held->as.phase == ResidentPhase::loading) {
     if (!held->model->ready()) return;
+    if (held->model->handler() != nullptr) {
+      if (auto sound = handlers_.check(*held->model); !sound) return fail(*held, sound.error());
+    }
     held->as.phase = ResidentPhase::ready;
     say_("ready: " + held->as.model + ", version " + held->as.version);
     events_.tell("ready", {{"model", held->as.model}, {"version", held->as.version}});

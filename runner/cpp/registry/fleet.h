@@ -42,6 +42,12 @@ struct Owned {
   bool operator==(const Owned&) const = default;
 };
 
+// What models' handlers need of a door.
+struct HandlerHooks {
+  std::function<Status(const ServedModel&)> check = {};  // of a model that is ready: may it have these routes?
+  std::function<ServedHandler::Cancel(ServedModel&, const CallOrigin&, HandlerCall&, const Caller&)> called = {};
+};
+
 class Fleet {
  public:
   using Say = std::function<void(const std::string&)>;
@@ -52,6 +58,7 @@ class Fleet {
   // What is to be kept over the end of the server goes to `store`. `now` is what the owner has; a state that was kept
   // is completed by it.
   Status prepare(Owned now, std::optional<StateStore> store);
+  void direct_handlers(HandlerHooks hooks) { handlers_ = std::move(hooks); }  // before it begins
   // `hopeless`: at the start no model could be loaded; with the reason of the first.
   void begin(std::function<void(const Error&)> hopeless);
   void adopt(Owned now);  // the owner has changed
@@ -135,6 +142,7 @@ class Fleet {
   Reaper& reaper_;
   const FleetSettings settings_;
   const Say say_;
+  HandlerHooks handlers_;
   std::optional<StateStore> store_;
   Owned owned_;
   DesiredState desired_;

@@ -45,6 +45,27 @@ BOOST_AUTO_TEST_CASE(metrics_add_up) {
   BOOST_TEST((pair(executions.at("compute_infer")) == std::pair(1l, 20l)));
 }
 
+BOOST_AUTO_TEST_CASE(metrics_of_handlers_are_those_of_models_that_have_one) {
+  const Manifest manifest;
+  const Metrics metrics;
+  HandlerMetrics handler;
+  handler.request(Outcome::error, 400'000);
+  ++handler.restarts["stuck"];
+  const Counted models[] = {{"plain", "1", manifest, metrics, {}, nullptr, {}},
+                            {"m", "1", manifest, metrics, {}, &handler, {3, 2, 1, 0, {}}}};
+  const std::string text = prometheus(models);
+  const auto has = [&](const std::string& line) { return text.find("\n" + line + "\n") != std::string::npos; };
+  const std::string model = R"(model="m",version="1")";
+  BOOST_TEST(has("mctl_handler_requests_total{" + model + R"(,code="error"} 1)"));
+  BOOST_TEST(has("mctl_handler_request_duration_seconds_bucket{" + model + R"(,le="0.0005"} 1)"));
+  BOOST_TEST(has("mctl_handler_restarts_total{" + model + R"(,reason="stuck"} 1)"));
+  BOOST_TEST(has("mctl_handler_queue_requests{" + model + "} 3"));
+  BOOST_TEST(has("mctl_handler_running_requests{" + model + "} 2"));
+  BOOST_TEST(has("mctl_handler_processes{" + model + R"(,state="live"} 1)"));
+  BOOST_TEST(text.find(R"(mctl_handler_calls_total{model="plain")") == std::string::npos);
+  BOOST_TEST(prometheus(std::span(models).first(1)).find("mctl_handler") == std::string::npos);
+}
+
 BOOST_AUTO_TEST_CASE(metrics_labels_are_escaped) {
   const Manifest manifest;
   const Metrics metrics;
