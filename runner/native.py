@@ -52,7 +52,7 @@ def prepare(bundles: Sequence[Path], libtorch: Path | None, options: Mapping[str
     words = ["serve", *map(str, bundles), *told.words]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        for each in value if isinstance(value, list) else [value]:
+        for each in value if isinstance(value, list | tuple) else [value]:
             if each is not None and each is not False:
                 words.append(flag if each is True else f"{flag}={each}")
     return Start(verdict, (str(find_runner(say)), *words), told.environment)
