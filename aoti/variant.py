@@ -80,11 +80,24 @@ def compile_variant(
         torch_private.building(builds.start, builds.finish, note),
     ):
         try:
-            library, constants = torch_private.compile_library(module, args, kwargs, settings)
+            library, constants = torch_private.compile_library(module, args, kwargs, for_any_threads(settings))
         except Exception as error:
             raise explained(error) from error
     state, callers = _check_constants(graphs[0], constants), graphs[0].callers(note)
     return Compiled(library, constants, state, callers, tuple(sorted(by_name)), layers)
+
+
+def for_any_threads(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With them torch writes code that any number of threads may run.
+
+    Where it counts one thread, of this process or by `cpp.threads`, it leaves `omp single` out of its parallel regions,
+    also of those that take as many threads as there are later: each of these would do the same sums in place.
+    """
+    import torch
+
+    threads = settings.get("cpp.threads") or torch.get_num_threads()
+    few = settings.get("cpp.dynamic_threads", False) and threads < 2
+    return {**settings, "cpp.threads": 2} if few else dict(settings)
 
 
 def at_sizes(exported: "ExportedProgram", contract: Contract, dims: Mapping[str, int]) -> "ExportedProgram":

@@ -113,8 +113,11 @@ def generate(
 ) -> "Tokens":
     """(prompt's index, token) as tokens come, `most` for each prompt at most; the generator's value is the answers.
 
-    UsageError for a prompt that is empty, does not fit the context, or has a token that the model does not know.
+    UsageError for a prompt that is empty, does not fit the context, or has a token that the model does not know, and
+    for steps that have no room for a block of a prompt.
     """
+    if step_tokens < BLOCK:
+        raise UsageError(f"a step of {step_tokens} tokens cannot hold a block of a prompt, which is {BLOCK} tokens")
     for prompt in prompts:
         check_prompt(generation, prompt)
     answers = [Answer(tuple(prompt)) for prompt in prompts]

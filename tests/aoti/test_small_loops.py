@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from mctl.aoti import torch_private, variant
 from mctl.aoti.small_loops import ENOUGH_WORK
 from mctl.aoti.torch_private import small_loops_alone
+from mctl.bundle_format.contract import Contract
 from mctl.bundle_format.errors import CompileError
 from mctl.export.program import load_program
 
@@ -105,6 +106,34 @@ def test_the_numbers_are_eager_s(compiled: tuple[Any, str], rows: int) -> None:
         torch.testing.assert_close(
             got[name].double(), value.double(), rtol=1e-5, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_code_of_one_thread_is_right_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch counts one thread, each thread of a team would divide the variance, in place."""
+
+    def kernels_of(options: dict[str, object]) -> str:
+        with pytest.raises(CompileError):
+            variant.compile_variant(
+                program, Contract((), (), ()), variant.Recipe("dynamic"), options, lambda: None, pytest.fail
+            )
+        return kernels.pop()
+
+    def compile_cpp(graph: object, wrapper: str, *rest: Any, **_: object) -> None:
+        kernels.append(rest[0])
+        raise MemoryError
+
+    kernels: list[str] = []
+    monkeypatch.setattr(AotCodeCompiler, "compile", compile_cpp)
+    rows = torch.export.Dim("rows", min=2, max=1 << 16)
+    program = torch.export.export(Model(), (torch.randn(8, 40),), dynamic_shapes=({0: rows},))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = kernels_of({"cpp.dynamic_threads": True, "cpp_wrapper": True})
+        asked = kernels_of({"cpp.dynamic_threads": True, "cpp_wrapper": True, "cpp.threads": 1})
+    finally:
+        torch.set_num_threads(before)
+    assert alone.count("omp single") == asked.count("omp single") == 1
 
 
 def test_every_variant_is_generated_so(monkeypatch: pytest.MonkeyPatch, mlp_program: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from mctl.bundle_format.errors import ExportError, UsageError
 from mctl.export.program import load_program
+from mctl.generation.blocks import BLOCK
 from mctl.generation.engine import generate, run_to_end
 from mctl.generation.export import GenerationRequest, ProgramSteps, export_generation
 
@@ -44,7 +45,7 @@ def test_a_hugging_face_model_continues_as_it_does_itself(kind: str, tmp_path: P
             torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
         )
         wanted.append(made[0, len(prompt) :].tolist())
-    assert continued(path, PROMPTS, 20, step_tokens=13) == wanted
+    assert continued(path, PROMPTS, 20, step_tokens=19) == wanted
     generation = load_program(path).manifest.generation
     assert generation is not None
     assert (generation.vocabulary, generation.context, generation.eos) == (97, 128, (3, 96))
@@ -77,7 +78,9 @@ def test_a_plain_module_continues_as_it_does_itself(places: str, logits: str, tm
                 made = module["model"].eval()(torch.tensor([tokens]))
             tokens.append(int((made[0] if isinstance(made, tuple) else made)[0, -1].argmax()))
         wanted.append(tokens[len(prompt) :])
-    assert continued(path, PROMPTS, 12, step_tokens=10) == wanted
+    assert continued(path, PROMPTS, 12, step_tokens=BLOCK) == wanted
+    with pytest.raises(UsageError, match="cannot hold a block"):
+        continued(path, PROMPTS, 12, step_tokens=BLOCK - 1)
 
 
 def test_an_explicit_forward(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import base64
 import io
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,17 @@ from mctl.handlers.local import LocalCaller, answer_locally, load_local
 
 from . import folders
 
-torch.set_num_threads(1)  # small models: others would only wait for each other
 Ask = Callable[..., tuple[int, Any]]
 COUNT = 200
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small models: others would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def asker(folder: Path, task: str, assets: Path) -> Ask:

@@ -78,7 +78,6 @@ def make_socket(path: Path) -> Path:
 NOT_FILES = {
     "FIFO": make_fifo,
     "socket": make_socket,
-    "folder": lambda path: path.parent,
     "device": lambda _: Path("/dev/zero"),
 }
 

@@ -67,7 +67,8 @@ def test_a_handler_runs_in_this_python(mlp_bundle: Bundle, runner: Path) -> None
     assert command[-4:] == words
     named = native.prepare([mlp_bundle], None, {"handler": ["a.py"], "handler_python": "python9"}, silent).command
     assert named[-2:] == ("--handler=a.py", "--handler-python=python9")
-    assert not any("handler" in word for word in native.prepare([mlp_bundle], None, {}, silent).command)
+    without = native.prepare([mlp_bundle], None, {}, silent).command
+    assert not any(word.startswith("--handler") for word in without)
 
 
 def test_several_bundles_of_which_one_needs_no_libtorch(

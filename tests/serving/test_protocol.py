@@ -206,7 +206,7 @@ def test_extensions_that_are_not_implemented_are_501(server: Server) -> None:
     request = infer_json(x=random(1))
     request["inputs"][0]["parameters"] = {"shared_memory_region": "r"}
     assert server.request(INFER, json.dumps(request).encode()).status == 501
-    for path in ("/v2/repository/index", "/v2/models/mlp/config", "/v2/systemsharedmemory/status"):
+    for path in ("/v2/models/mlp/config", "/v2/systemsharedmemory/status"):
         assert server.request(path).status == 501
 
 

@@ -1,5 +1,6 @@
 #include "doors/access_log.h"
 
+#include <array>
 #include <ctime>
 
 #include "format/text.h"
@@ -22,7 +23,8 @@ std::string time_text() {
 }
 
 std::string_view name_of(Verb verb) {
-  constexpr std::string_view names[] = {"GET", "HEAD", "POST", "OTHER"};
+  constexpr std::array<std::string_view, kVerbs> names{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OTHER"};
+  static_assert(!names.back().empty());
   return names[static_cast<std::size_t>(verb)];
 }
 

@@ -164,7 +164,6 @@ void append_shadow(Families& to) {
   to.family("mctl_shadow_requests_total", "counter", "Requests of other versions that this one was tried with.",
             [&](auto name, const auto& of) {
               const Shadowed& counted = of.metrics.shadowed;
-              if (counted.compared + counted.dropped == 0) return;
               const auto add = [&](std::string_view result, std::uint64_t count) {
                 to.add(name, of.labels + ',' + label("result", result), std::to_string(count));
               };

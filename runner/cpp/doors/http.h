@@ -13,6 +13,7 @@
 namespace mctl {
 
 enum class Verb : std::uint8_t { get, head, post, put, patch, remove, other };
+constexpr std::size_t kVerbs = 7;
 
 struct Head {
   Verb verb = Verb::other;

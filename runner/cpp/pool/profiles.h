@@ -15,4 +15,11 @@ enum class Stage { front, loading, ready };
 // refused.
 Profile profile_of(Stage stage, bool strict);
 
+// Such a build may use ptrace and prctl: its search for leaks at exit starts a process that looks into this one.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 }  // namespace mctl

@@ -105,6 +105,7 @@ BOOST_AUTO_TEST_CASE(each_system_call_of_the_kernel_is_decided_about) {
     std::string name, wanted;
     words >> number >> name;
     BOOST_REQUIRE(decided.emplace(number, name).second);
+    if (kSanitized && (name == "ptrace" || name == "prctl")) continue;
     for (const auto& stage : stages) {
       words >> wanted;
       BOOST_TEST(verdict(stage, {number}) == wanted, number << " " << name << " at " << &stage - &stages[0] << ": "
