@@ -211,7 +211,7 @@ BOOST_AUTO_TEST_CASE(http_checksums_that_the_stream_is_read_into) {  // compress
       "092a0652a36ba867a6a360a0676a08222d8ccd8ccccc636b636b012e8219c5");
   const auto read = inflate("deflate", bytes_of(zlib), 1000);
   BOOST_REQUIRE(read);
-  BOOST_TEST(*read == plain);
+  BOOST_TEST(read->text() == plain);
   for (std::size_t cut = 0; cut < zlib.size(); ++cut) {
     BOOST_TEST(!inflate("deflate", bytes_of(zlib).first(cut), 1000));
   }
