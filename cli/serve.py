@@ -48,6 +48,9 @@ def serve(
         Path | None, typer.Option(help="Folder for bundles that come in load requests [they are refused].")
     ] = None,
     max_load_mb: Annotated[int | None, typer.Option(help="MiB of a load request with a bundle in it [1024].")] = None,
+    max_resident: Annotated[
+        int | None, typer.Option(help="Models in memory; those on demand go for others [what fits].")
+    ] = None,
     libtorch: Annotated[
         Path | None, typer.Option(help="Folder of libtorch_cpu.so [that of the installed torch].")
     ] = None,

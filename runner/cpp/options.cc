@@ -37,6 +37,8 @@ const Option kOptions[] = {
     {"--model-store", "FOLDER", &ServeOptions::model_store, 0, 0, "of the bundles that operators may load [none]"},
     {"--store", "FOLDER", &ServeOptions::store, 0, 0, "keeps bundles that come in load requests [they are refused]"},
     {"--max-load-mb", "MIB", &ServeOptions::max_load_mb, 1, 65536, "of a load request with a bundle in it [1024]"},
+    {"--max-resident", "N", &ServeOptions::max_resident, 1, 1'000'000,
+     "models in memory; those on demand go for others [what fits]"},
     {"--libtorch", "PATH", &ServeOptions::libtorch, 0, 0,
      "libtorch_cpu.so or its folder [$MCTL_LIBTORCH, else beside]"},
     {"--instances", "N", &ServeOptions::instances, 1, 256, "worker processes [1]"},

@@ -21,6 +21,7 @@ struct ServeOptions : ModelSettings, Runtime {
   std::string admin_token_file;
   std::string model_store, store;  // folders: of bundles to load, for bundles that come in requests
   std::int64_t max_load_mb = 1024;
+  std::optional<std::int64_t> max_resident;  // models in memory; none: what fits
   std::string token_file;
   std::string allowed_hosts;  // on a loopback address without a token: the names that this has; otherwise any
   std::string host = "127.0.0.1";

@@ -177,7 +177,8 @@ RouterSettings router_settings(const ServeOptions& options, const Token& token, 
 }
 
 FleetSettings fleet_settings(const ServeOptions& options, Spawner* spawner) {
-  FleetSettings settings{options, options, options.null, owner_of(options), options.ready == "all"};
+  FleetSettings settings{
+      options, options, options.null, owner_of(options), options.ready == "all", options.max_resident};
   settings.runtime.spawner = spawner;
   return settings;
 }

@@ -169,7 +169,7 @@ def test_it_goes_on_after_kill_9(store: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_done_yet_is_refused(managed: Managed) -> None:
-    for settings in ({"load": "on_demand"}, {"priority": "high"}, {"instances": {"min": 1, "max": 2}}):
+    for settings in ({"priority": "high"}, {"instances": {"min": 1, "max": 2}}):
         told = managed.patch({"models": {"m": {"settings": settings}}})
         assert told.status == 501 and told.error.startswith("models.m.settings: this server does not do")
     assert "rollout" not in managed.state()["models"]["m"]

@@ -97,6 +97,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Clock::time_point begun() const { return begun_; }  // when the request was complete
   // Counts what the service holds for the request in hand; false if that is too much.
   [[nodiscard]] bool hold(std::size_t bytes);
+  auto executor() { return socket_.get_executor(); }
   void respond(Answer answer);
   // Or an answer in parts: the head (`answer` has no body), parts, each of which is told of when the client has taken
   // it, and the end; one that is not in good order breaks the connection off, so that the client knows.

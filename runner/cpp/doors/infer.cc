@@ -60,7 +60,10 @@ struct InferCall final : Call, Exchange {
 
 void Router::infer(const std::shared_ptr<Connection>& connection, const Target& target) {
   const auto model = fleet_.choose(target.name, target.version, connection->head().key);
-  if (!model) return answer(*connection, refusal(model.error()));
+  if (!model) {
+    const Status open = available();
+    return answer(*connection, refusal(open ? model.error() : open.error()));
+  }
   auto call = std::make_shared<InferCall>(*this, (*model)->shared_from_this(), connection);
   call->arrival_ns = connection->begun().time_since_epoch() / std::chrono::nanoseconds(1);
   call->client = connection->client();

@@ -111,6 +111,7 @@ std::string repository_index(const Fleet& fleet, bool only_ready) {
   for (const auto& [name, model] : fleet.desired().models) {
     for (const auto& [version, state] : model.versions) {
       std::pair<std::string_view, std::string> told{"UNAVAILABLE", "it is not in memory"};
+      if (fleet.is_asleep(name, version)) told = {"READY", "it is loaded when it is asked for"};
       for (const auto& held : fleet.held())
         if (held->as.model == name && held->as.version == version && told.first != "READY") told = triton_state(*held);
       if (only_ready && told.first != "READY") continue;
@@ -170,7 +171,9 @@ Answer Management::models() const {
   for (const auto& [name, model] : fleet_.desired().models) {
     json::object versions;
     for (const auto& [version, state] : model.versions)
-      versions[version] = {{"phase", "not in memory"}, {"bundle", state.bundle}, {"percent", 0}};
+      versions[version] = {{"phase", fleet_.is_asleep(name, version) ? "on demand" : "not in memory"},
+                           {"bundle", state.bundle},
+                           {"percent", 0}};
     json::object& told = (models[name] = {{"versions", std::move(versions)}}).get_object();
     if (const std::string where = rollouts_.told(name); !where.empty()) told["rollout"] = where;
   }

@@ -1,6 +1,9 @@
 #include "doors/router.h"
 
+#include <algorithm>
+#include <boost/asio/steady_timer.hpp>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "doors/access_log.h"
@@ -99,10 +102,75 @@ Router::Router(Fleet& fleet, RouterSettings settings)
 void Router::serve(const std::shared_ptr<Connection>& connection) {
   const Head& head = connection->head();
   if (auto permitted = permit(head); !permitted) return connection->respond(refuse(*connection, permitted.error()));
+  if (!fleet_.has_on_demand() || !waits(connection)) dispatch(connection);
+}
+
+void Router::dispatch(const std::shared_ptr<Connection>& connection) {
+  const Head& head = connection->head();
   if (const auto target = infers(head)) return infer(connection, *target);
   if (handlers_.concerns(head)) return handlers_.serve(connection, draining_);
   const auto path = segments_of(head.target);
   if (!manages(connection, path)) answer(*connection, route(head, path));
+}
+
+// A request that waits until its model is in memory.
+struct Router::Waiting final : Exchange {
+  Waiting(Router& owner, std::shared_ptr<Connection> from, boost::asio::any_io_executor where)
+      : router(owner), connection(std::move(from)), timer(std::move(where)) {}
+
+  bool gone() override {
+    over();
+    return false;
+  }
+  // It is answered in another way from now on.
+  std::shared_ptr<Connection> over() {
+    timer.cancel();
+    return std::exchange(connection, nullptr);
+  }
+
+  Router& router;
+  std::shared_ptr<Connection> connection;  // none: it is over
+  boost::asio::steady_timer timer;
+};
+
+// The model that a request is for, if it is one that a model or its handler answers.
+std::optional<Router::Target> Router::asks(const Head& head) const {
+  if (auto target = infers(head)) return target;
+  const auto path = segments_of(head.target);
+  if (auto named = handler_path(path)) {
+    const bool says = named->version.empty() && !named->rest.empty();
+    return Target{named->name, says && fleet_.knows(named->name, named->rest[0]) ? named->rest[0] : named->version, {}};
+  }
+  return std::nullopt;
+}
+
+// For as long as it would wait in the model's queue.
+std::chrono::nanoseconds Router::patience(const Head& head, const Target& target) const {
+  constexpr std::uint64_t day = 86'400'000;
+  if (head.timeout_ms) return std::chrono::milliseconds(std::clamp<std::uint64_t>(*head.timeout_ms, 1, day));
+  const auto model = fleet_.find(target.name, target.version);
+  return std::chrono::nanoseconds(model ? (*model)->default_timeout_ns() : 30'000'000'000);
+}
+
+bool Router::waits(const std::shared_ptr<Connection>& connection) {
+  const auto target = asks(connection->head());
+  if (!target) return false;
+  const auto waiting = std::make_shared<Waiting>(*this, connection, connection->executor());
+  const bool sleeps = fleet_.wake(target->name, target->version, [this, waiting] {
+    const auto from = waiting->over();
+    if (!from) return;
+    const Status open = available();
+    open ? dispatch(from) : answer(*from, refusal(open.error()));
+  });
+  if (!sleeps) return false;
+  connection->context = waiting;
+  waiting->timer.expires_at(connection->begun() + patience(connection->head(), *target));
+  waiting->timer.async_wait([this, waiting](boost::system::error_code ec) {
+    if (ec) return;
+    if (const auto from = waiting->over())
+      answer(*from, refusal({Code::deadline, "the model was not in memory, and did not get there in time"}));
+  });
+  return true;
 }
 
 // Management answers here, or says where it does.
@@ -153,6 +221,7 @@ std::optional<Answer> Router::screen(const Connection& connection, bool large) {
   }
   if (handled) {
     const Status open = available();
+    if (const auto asked = asks(head); open && asked && fleet_.sleeps(asked->name, asked->version)) return std::nullopt;
     auto refused = open ? handlers_.screen(connection) : std::optional(refusal(open.error()));
     if (refused && settings_.log) settings_.log(line_of({connection, head.request_id, refused->status, 0}));
     return refused;
@@ -169,6 +238,7 @@ std::optional<Answer> Router::screen(const Connection& connection, bool large) {
 
 Status Router::admits(const Target& target, Client client) const {
   if (auto status = available(); !status) return status;
+  if (fleet_.sleeps(target.name, target.version)) return Done{};
   const auto model = fleet_.find(target.name, target.version);
   return model ? (*model)->admit(client, 1) : model.error();
 }
@@ -267,7 +337,8 @@ Answer Router::model(const Head& head, Path path) const {
 
 Answer Router::metadata(const ServedModel& model) const {
   std::vector<std::string> versions;
-  for (const auto& version : fleet_.models().versions(model.name())) versions.push_back(version->version());
+  for (const auto& version : fleet_.known())
+    if (version->name() == model.name()) versions.push_back(version->version());
   return with_body(model_metadata(listed_as(model), versions));
 }
 
@@ -303,7 +374,7 @@ Answer Router::health() const {
 Answer Router::page(const Head& head) const {
   const bool json = head.accept.find("application/json") != std::string::npos;
   std::vector<Listed> listed;
-  for (const auto& model : fleet_.models().all()) listed.push_back(listed_as(*model));
+  for (const auto& model : fleet_.known()) listed.push_back(listed_as(*model));
   return with_body(front_page(listed, url_, !settings_.token.empty(), json),
                    json ? "application/json" : "text/plain; charset=utf-8");
 }

@@ -59,6 +59,12 @@ class Router final : public Service {
   Target target_of(Path path) const;
   void answer(Connection& connection, Answer answer) const;
   bool manages(const std::shared_ptr<Connection>& connection, Path path);
+  void dispatch(const std::shared_ptr<Connection>& connection);
+  // A request to a model that has to be loaded first is dispatched when it is, or is known not to get so.
+  struct Waiting;
+  bool waits(const std::shared_ptr<Connection>& connection);
+  std::optional<Target> asks(const Head& head) const;
+  std::chrono::nanoseconds patience(const Head& head, const Target& target) const;
   Answer route(const Head& head, Path path) const;
   Answer model(const Head& head, Path path) const;
   Answer metadata(const ServedModel& model) const;

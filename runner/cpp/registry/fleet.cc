@@ -18,13 +18,13 @@ using Kind = Step::Kind;
 
 constexpr int kMostRounds = 64;        // of steps that follow from each other at once
 constexpr auto kWhileItDrains = 20ms;  // between two looks
+constexpr auto kOnDemand = 1s;
 
 // What a state may say and this server does not do: better refused than passed over.
 Status check_settings(const std::string& where, const SettingsLayer& settings) {
   const auto no = [&](std::string_view what) {
     return Error{Code::unimplemented, where + ": this server does not do " + std::string(what) + " yet"};
   };
-  if (settings.load == LoadWhen::on_demand || settings.idle_unload_s) return no("loading on demand");
   if (settings.priority && *settings.priority != Priority::normal) return no("priorities");
   if (settings.instances && settings.instances->min != settings.instances->max)
     return no("instances that follow the load");
@@ -157,6 +157,7 @@ void Fleet::reconcile() {
   const SettingsOf settings = [this](const std::string& model, const std::string& version) {
     return settings_of(model, version);
   };
+  put_to_sleep();
   bool moves = true;
   for (int round = 0; moves && round < kMostRounds; ++round) {
     refused_.clear();
@@ -164,12 +165,14 @@ void Fleet::reconcile() {
     for (const Step& step : next_steps(desired_, actual(), settings)) moves |= take(step);
     direct();
   }
+  put_to_sleep();
   note_start();
   tell_waiters();
+  tell_woken();
   look_again_soon();
 }
 
-Actual Fleet::actual() const {
+Actual Fleet::actual() {
   Actual actual;
   for (const auto& held : held_) {
     actual.residents.push_back(held->as);
@@ -177,6 +180,9 @@ Actual Fleet::actual() const {
   }
   actual.loads_at_once = std::max(1u, std::thread::hardware_concurrency());
   actual.now_ms = now_ns() / 1'000'000;
+  actual.max_resident = settings_.max_resident;
+  note_needs(actual);
+  note_asked(actual);
   return actual;
 }
 
@@ -214,27 +220,47 @@ Fleet::Held* Fleet::held_by(std::uint64_t id) {
   return found != held_.end() ? found->get() : nullptr;
 }
 
-void Fleet::load(const Step& step) {
-  const VersionState& state = desired_.models.at(step.model).versions.at(step.version);
+Sleepers::Source Fleet::source_of(const ModelVersion& which) const {
+  const VersionState& state = desired_.models.at(which.first).versions.at(which.second);
+  const auto touched = owned_.touched_ns.find(state.bundle);
+  return {state.bundle, state.digest, settings_of(which.first, which.second),
+          touched != owned_.touched_ns.end() ? touched->second : 0};
+}
+
+Fleet::Held& Fleet::hold(const ModelVersion& which, const Sleepers::Source& source) {
   Held& held = *held_.emplace_back(std::make_unique<Held>());
   held.as.id = next_id_++;
-  held.as.model = step.model;
-  held.as.version = step.version;
-  held.as.bundle = state.bundle;
-  held.as.digest = state.digest;
-  held.as.settings = settings_of(step.model, step.version);
+  held.as.model = which.first;
+  held.as.version = which.second;
+  held.as.bundle = source.bundle;
+  held.as.digest = source.digest;
+  held.as.settings = source.settings;
   held.as.used_ms = now_ns() / 1'000'000;
-  events_.tell("loading", {{"model", step.model}, {"version", step.version}, {"why", step.why}});
-  auto model = ServedModel::open(io_, reaper_, {state.bundle, step.model, step.version},
-                                 settings_with(settings_.flags, held.as.settings), settings_.runtime, settings_.null);
-  if (!model) return fail(held, model.error());
+  return held;
+}
+
+Result<std::shared_ptr<ServedModel>> Fleet::open(const ModelVersion& which, const Sleepers::Source& source) {
+  auto model = ServedModel::open(io_, reaper_, {source.bundle, which.first, which.second},
+                                 settings_with(settings_.flags, source.settings), settings_.runtime, settings_.null);
+  if (!model) return model;
   const std::string& digest = (*model)->manifest().digest;
-  if (!state.digest.empty() && state.digest != digest)
-    return fail(held, {Code::damaged, "`" + state.bundle +
-                                          "` is another bundle than the one that was asked for: " + "its digest is " +
-                                          digest.substr(0, 12) + "…, not " + state.digest.substr(0, 12) + "…"});
-  held.as.digest = digest;
-  held.model = *std::move(model);
+  if (source.digest.empty() || source.digest == digest) return model;
+  return Error{Code::damaged, "`" + source.bundle + "` is another bundle than the one that was asked for: its digest " +
+                                  "is " + digest.substr(0, 12) + "…, not " + source.digest.substr(0, 12) + "…"};
+}
+
+void Fleet::load(const Step& step) {
+  const ModelVersion which{step.model, step.version};
+  const auto source = source_of(which);
+  Held& held = hold(which, source);
+  events_.tell("loading", {{"model", step.model}, {"version", step.version}, {"why", step.why}});
+  held.model = sleepers_.take(which, source);
+  if (!held.model) {
+    auto model = open(which, source);
+    if (!model) return fail(held, model.error());
+    held.model = *std::move(model);
+  }
+  held.as.digest = held.model->manifest().digest;
   if (!models_.find(step.model, step.version)) models_.put(held.model);
   start(held);
 }
@@ -359,9 +385,9 @@ ServedModel* Fleet::shadow_for(const ServedModel& answered) {
 void Fleet::look_again_soon() {
   const bool drains =
       std::ranges::any_of(held_, [](const auto& held) { return held->as.phase == ResidentPhase::draining; });
-  if (!drains || looks_) return;
+  if (looks_ || !(drains || comes_and_goes())) return;
   looks_ = true;
-  timer_.expires_after(kWhileItDrains);
+  timer_.expires_after(drains ? std::chrono::milliseconds(kWhileItDrains) : kOnDemand);
   timer_.async_wait(guard_([this](boost::system::error_code ec) {
     looks_ = false;
     if (!ec) reconcile();
@@ -372,6 +398,7 @@ void Fleet::drain() {
   draining_ = true;
   for (const auto& held : held_)
     if (held->model) held->model->drain();
+  for (const Wake& wake : std::exchange(wakes_, {})) wake.then();
 }
 
 bool Fleet::idle() const {
@@ -388,8 +415,8 @@ Needed Fleet::needed_of(const std::string& name, const ModelState& model) const 
   });
 }
 
-// Of a version: it is ready, or why not; nullopt: that is to be seen.
-std::optional<Status> Fleet::outcome_of(const std::string& name, const std::string& version) const {
+// Of a version that is to be in memory: it is ready, or why not; nullopt: that is to be seen.
+std::optional<Status> Fleet::fate_of(const std::string& name, const std::string& version) const {
   const auto model = desired_.models.find(name);
   if (model == desired_.models.end() || !model->second.versions.contains(version))
     return Status(Error{Code::conflict, called(name, version) + " was taken away meanwhile"});
@@ -405,7 +432,18 @@ std::optional<Status> Fleet::outcome_of(const std::string& name, const std::stri
   if (ready != nullptr) return Status(Done{});
   if (const auto refused = refused_.find({name, version}); refused != refused_.end())
     return Status(Error{Code::unavailable, refused->second});
-  const Needed needed = needed_of(name, model->second);
+  return std::nullopt;
+}
+
+// Of any version.
+std::optional<Status> Fleet::outcome_of(const std::string& name, const std::string& version) const {
+  if (auto fate = fate_of(name, version)) return fate;
+  if (sleepers_.has({name, version})) return Status(Done{});
+  const bool loads = std::ranges::any_of(held_, [&](const auto& held) {
+    return held->as.model == name && held->as.version == version && held->as.phase == ResidentPhase::loading;
+  });
+  if (loads) return std::nullopt;
+  const Needed needed = needed_of(name, desired_.models.at(name));
   const auto among = [&](const auto& versions) { return std::ranges::find(versions, version) != versions.end(); };
   if (among(needed.used) || among(needed.kept)) return std::nullopt;
   return Status(Done{});
@@ -413,6 +451,7 @@ std::optional<Status> Fleet::outcome_of(const std::string& name, const std::stri
 
 Fleet::Standing Fleet::standing_of(const std::string& name, const ModelState& model) const {
   if (!models_.shares(name).empty()) return {Standing::answers, ""};
+  if (sleepers_.find(name, "") != nullptr) return {Standing::answers, ""};
   const Needed needed = needed_of(name, model);
   std::string failure = "it has no version";
   for (const auto& versions : {needed.used, needed.kept}) {
@@ -449,7 +488,7 @@ Status Fleet::ready(std::string_view name, std::string_view version) const {
   const auto found = find(name, version);
   if (!found) return found.error();
   if (version.empty() && !models_.shares(real_name(name)).empty()) return Done{};
-  return (*found)->ready();
+  return sleeps(name, version) ? Done{} : (*found)->ready();
 }
 
 // The start is over once nothing is waited for.
@@ -499,7 +538,12 @@ Result<ServedModel*> Fleet::choose(std::string_view name, std::string_view versi
 
 Result<ServedModel*> Fleet::find(std::string_view name, std::string_view version) const {
   auto found = models_.find(real_name(name), version);
-  return found ? found : why_not_there(name, version, found.error());
+  if (found) return found;
+  const auto model = desired_.models.find(real_name(name));
+  const auto named =
+      model != desired_.models.end() && !version.empty() ? version_named(model->second, version) : nullptr;
+  ServedModel* const sleeper = sleepers_.find(real_name(name), named != nullptr ? *named : version);
+  return sleeper != nullptr ? Result<ServedModel*>(sleeper) : why_not_there(name, version, found.error());
 }
 
 Error Fleet::unknown(std::string_view name) const { return models_.unknown(name); }
@@ -515,6 +559,9 @@ Error Fleet::why_not_there(std::string_view asked, std::string_view version, Err
     if (held->as.model == name && held->as.phase == ResidentPhase::failed &&
         (version.empty() || held->as.version == *named))
       return {Code::unavailable, called(name, held->as.version) + " could not be loaded: " + held->failure.text};
+  for (const auto& [which, why] : refused_)
+    if (which.first == name && version.empty())
+      return {Code::unavailable, called(name, which.second) + " is not in memory: " + why};
   if (version.empty()) return {Code::unavailable, "model '" + name + "' has no version in memory"};
   if (const auto refused = refused_.find({name, *named}); refused != refused_.end())
     return {Code::unavailable, called(name, *named) + " is not in memory: " + refused->second};

@@ -20,6 +20,7 @@
 #include "registry/events.h"
 #include "registry/models.h"
 #include "registry/reconcile.h"
+#include "registry/sleepers.h"
 #include "registry/state.h"
 #include "registry/store.h"
 
@@ -30,7 +31,8 @@ struct FleetSettings {
   Runtime runtime;
   bool null = false;
   Owner owner = Owner::state;
-  bool ready_all = false;  // ready only while every model can answer; else while one can
+  bool ready_all = false;                    // ready only while every model can answer; else while one can
+  std::optional<std::int64_t> max_resident;  // models in memory at a time
 };
 
 // What there is to be served, as its owner has it: a folder, a file, or bundles on the command line.
@@ -78,6 +80,11 @@ class Fleet {
   // Tells when a version is ready, could not be loaded, or is not to be in memory at all.
   void when_settled(std::string model, std::string version, Outcome outcome);
 
+  // The versions that such a request may go to and that are in memory only on demand: those that are not there are
+  // loaded, and `then` is called once each is ready, or is known not to get so. False: nothing has to be waited for.
+  bool wake(std::string_view name, std::string_view version, std::function<void()> then);
+  // Would it have to be waited for?
+  bool sleeps(std::string_view name, std::string_view version) const { return !asleep(name, version).empty(); }
   // For one inference request.
   Result<ServedModel*> choose(std::string_view name, std::string_view version, std::string_view key);
   // The version that a request is to be tried on too, now that another one has answered it; nullptr: none.
@@ -85,6 +92,11 @@ class Fleet {
   // To look at.
   Result<ServedModel*> find(std::string_view name, std::string_view version = {}) const;
   const Models& models() const { return models_; }
+  // These, and those that are in memory only on demand: by name, then version.
+  std::vector<std::shared_ptr<ServedModel>> known() const;
+  bool knows(std::string_view name, std::string_view version) const;  // is it one, or a label?
+  bool is_asleep(const std::string& name, const std::string& version) const { return sleepers_.has({name, version}); }
+  bool has_on_demand() const { return on_demand_; }
   Error unknown(std::string_view name) const;  // says which models there are
   Events& events() { return events_; }
 
@@ -96,6 +108,7 @@ class Fleet {
     Resident as;
     std::shared_ptr<ServedModel> model;  // none: it could not be loaded
     Error failure;
+    bool on_demand() const { return as.settings.load == LoadWhen::on_demand; }
   };
   const std::vector<std::unique_ptr<Held>>& held() const { return held_; }
   SettingsLayer settings_of(const std::string& model, const std::string& version) const;
@@ -104,6 +117,12 @@ class Fleet {
   struct Waiter {
     std::string model, version;
     Outcome outcome;
+  };
+
+  // Requests that wait for versions which were not in memory.
+  struct Wake {
+    std::vector<ModelVersion> versions;
+    std::function<void()> then;
   };
 
   // Of a model as a whole.
@@ -116,9 +135,12 @@ class Fleet {
   void apply(DesiredState after, std::string_view by);
   void schedule();
   void reconcile();
-  Actual actual() const;
+  Actual actual();
   bool take(const Step& step);
   void load(const Step& step);
+  Result<std::shared_ptr<ServedModel>> open(const ModelVersion& which, const Sleepers::Source& source);
+  Sleepers::Source source_of(const ModelVersion& which) const;
+  Held& hold(const ModelVersion& which, const Sleepers::Source& source);
   void start(Held& held);
   void switch_over(Held& held);
   void unload(std::uint64_t id, const std::string& why);
@@ -129,10 +151,20 @@ class Fleet {
   void direct_shadow(const std::string& name, const ModelState& model);
   void stop_serving(Held& held);
   void fail(Held& held, const Error& error);
+  std::optional<Status> fate_of(const std::string& model, const std::string& version) const;
   std::optional<Status> outcome_of(const std::string& model, const std::string& version) const;
   Standing standing_of(const std::string& name, const ModelState& model) const;
   Needed needed_of(const std::string& name, const ModelState& model) const;
   void tell_waiters();
+  // on_demand.cc
+  void put_to_sleep();
+  void note_needs(Actual& actual);
+  void note_asked(Actual& actual) const;
+  std::vector<ModelVersion> asleep(std::string_view name, std::string_view version) const;
+  std::vector<std::string> wanted_of(const std::string& name, std::string_view version) const;
+  void mark_used(std::string_view name);
+  void tell_woken();
+  bool comes_and_goes() const;  // something may have to be unloaded, or loaded, as time goes by
   void note_start();
   void look_again_soon();
   Error why_not_there(std::string_view name, std::string_view version, Error unknown) const;
@@ -150,6 +182,10 @@ class Fleet {
   std::vector<std::unique_ptr<Held>> held_;
   std::vector<std::shared_ptr<ServedModel>> leaving_;  // failed: may be in the middle of telling so
   std::map<ModelVersion, std::string> refused_;
+  Sleepers sleepers_;
+  std::vector<Wake> wakes_;
+  std::map<std::string, std::int64_t, std::less<>> needs_;  // bytes, by bundle: what it took, or is thought to take
+  bool on_demand_ = false;                                  // some version is
   std::uint64_t next_id_ = 1;
   struct ShadowTurn {
     Shadowing shadow;

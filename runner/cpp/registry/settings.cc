@@ -146,6 +146,7 @@ ModelSettings settings_with(ModelSettings flags, const SettingsLayer& set) {
   over(flags.percentile, set.percentile);
   over(flags.max_request_rows, set.max_request_rows);
   over(flags.worker_timeout, set.worker_timeout);
+  if (set.load == LoadWhen::on_demand) flags.start = Start::quick;  // somebody waits
   over(flags.start, set.start);
   return flags;
 }

@@ -63,6 +63,12 @@ double claim(const Share& share, std::string_view key) {
 
 }  // namespace
 
+std::vector<std::string> wanted_versions(const ModelState& model) {
+  std::vector<std::string> versions;
+  for (const auto& [version, weight] : weights_of(model)) versions.push_back(version);
+  return versions;
+}
+
 std::vector<Share> shares_of(const ModelState& model, const CanAnswer& can_answer, const std::vector<Share>& before) {
   Weights weights = weights_of(model);
   if (weights.empty()) {

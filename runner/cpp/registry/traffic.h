@@ -4,8 +4,8 @@
 // the rest; without `traffic`, the highest version that can answer has everything. A version that cannot answer now (it
 // loads, it has failed, its workers are gone) has no share: its requests go to the other versions that have one, in
 // proportion. A version without a share never gets a request that does not name it. An on-demand version that is not in
-// memory can answer: a request starts it. While no version with a share can answer, those that answered before go on: a
-// new version is ready before the old one loses a request.
+// memory is loaded before the request that asks for it is counted (fleet.h). While no version with a share can answer,
+// those that answered before go on: a new version is ready before the old one loses a request.
 //
 // Schedule. Requests are counted out so that after any number of them each version has had its share of them to within
 // one (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Shares are whole percents, so the
@@ -38,6 +38,9 @@ struct Share {
 };
 
 using CanAnswer = std::function<bool(const std::string& version)>;
+
+// The versions that traffic is for, whoever can answer; empty: the highest that can.
+std::vector<std::string> wanted_versions(const ModelState& model);
 
 // In numeric order of the versions; they add up to 100, or there are none. `before`: the shares until now.
 std::vector<Share> shares_of(const ModelState& model, const CanAnswer& can_answer,

@@ -127,5 +127,30 @@ BOOST_AUTO_TEST_CASE(memory_heeds_cgroups) {
   fs::remove_all(root);
 }
 
+BOOST_AUTO_TEST_CASE(memory_that_is_left) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::temp_directory_path() / ("memory-test-" + std::to_string(std::random_device{}()));
+  const fs::path group = root / "sys/fs/cgroup/a", legacy = root / "sys/fs/cgroup/memory/b";
+  const auto left = [&] { return memory_free(root.string()); };  // of a machine as these files describe it
+  BOOST_TEST(!left());
+  write(root / "proc/meminfo", "MemTotal:       2000 kB\nMemFree:         100 kB\nMemAvailable:   1000 kB\n");
+  BOOST_TEST(left().value() == 1'024'000u);
+  write(root / "proc/self/cgroup", "5:memory:/b\n0::/a\n");
+  write(group / "memory.current", "700000\n");
+  BOOST_TEST(left().value() == 1'024'000u);  // without a limit
+  write(group / "memory.max", "800000\n");
+  BOOST_TEST(left().value() == 100'000u);
+  write(group / "memory.stat", "anon 500000\nfile 200000\ninactive_file 50000\nactive_file 150000\n");
+  BOOST_TEST(left().value() == 150'000u);
+  write(group / "memory.current", "900000\n");  // over the limit, for a moment
+  BOOST_TEST(left().value() == 0u);
+  write(group / "memory.max", "max\n");
+  write(legacy / "memory.limit_in_bytes", "600000\n");
+  write(legacy / "memory.usage_in_bytes", "500000\n");
+  write(legacy / "memory.stat", "inactive_file 1\ntotal_inactive_file 300000\n");
+  BOOST_TEST(left().value() == 400'000u);
+  fs::remove_all(root);
+}
+
 }  // namespace
 }  // namespace mctl
