@@ -8,29 +8,67 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bundle_format.errors import ServeError
-from ..runner.telemetry import Snapshot, Times
+from ..runner.telemetry import Overview, Snapshot, Times
 
 BAR = 16  # characters
 LAST_BOUND = 10.0  # seconds: longer times are known as longer only
 TROUBLE = ("rejected", "expired", "error")
 
 
-def view(found: Snapshot, url: str) -> RenderableType:
+def view(found: Snapshot | Overview, url: str) -> RenderableType:
     """The whole picture."""
+    if isinstance(found, Overview):
+        return _overview(found, url)
     below = [table for table in (_batch_sizes(found), _compute(found)) if table.row_count]
     return Group(_title(found, url), "", _figures(found), *([""] if below else []), Columns(below, padding=(0, 4)))
 
 
-def away(error: ServeError, last: Snapshot, url: str) -> RenderableType:
+def away(error: ServeError, last: Snapshot | Overview, url: str) -> RenderableType:
     """No reading: why, and what was seen last."""
     why = Text(f"away: {error.message}; trying again. The last reading was:", style="bold red")
     return Group(why, "", view(last, url))
 
 
+def _overview(found: Overview, url: str) -> RenderableType:
+    title = Text.assemble(f"{len(found.models)} versions at {url}  ", _state(found))
+    title.append(f"\nup {duration(found.uptime)}, {_processes(found)}", style="dim")
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for name in ("model", "version", "", "ok/s", "failed/s", "p50", "p99", "queue", "batches/s", "rows", "workers"):
+        table.add_column(name, justify="left" if name in ("model", "version", "") else "right")
+    for one in sorted(found.models, key=lambda one: one.model):
+        table.add_row(*_row(one))
+    return Group(title, "", table)
+
+
+def _row(one: Snapshot) -> tuple[RenderableType, ...]:
+    failed = sum(one.requests.get(code, 0.0) for code in TROUBLE)
+    return (
+        one.model,
+        one.version,
+        Text("ready", style="green") if one.ready else Text("not ready", style="bold red"),
+        rate(one.requests.get("ok", 0.0)),
+        Text(rate(failed), style="bold red" if failed else "dim"),
+        seconds(one.latency.p50),
+        seconds(one.latency.p99),
+        f"{one.queue_rows:,}",
+        rate(one.batches),
+        "-" if one.mean_rows is None else f"{one.mean_rows:.3g}",
+        str(one.workers.get("live", 0)),
+    )
+
+
+def _state(found: Snapshot | Overview) -> tuple[str, str]:
+    why = f": {found.why_not}" if found.why_not else ""
+    return ("ready", "bold green") if found.ready else (f"not ready{why}", "bold red")
+
+
+def _processes(found: Snapshot | Overview) -> str:
+    return f"{found.memory / 2**20:,.0f} MiB, {found.cpu:.2f} cores"
+
+
 def _title(found: Snapshot, url: str) -> Text:
-    state = ("ready", "bold green") if found.ready else (f"not ready: {found.why_not}", "bold red")
     period = f"since its start, {duration(found.uptime)}" if found.since_start else f"the last {found.seconds:.1f} s"
-    title = Text.assemble((found.model, "bold"), f" version {found.version} at {url}  ", state)
+    title = Text.assemble((found.model, "bold"), f" version {found.version} at {url}  ", _state(found))
     title.append(f"\n{found.digest[:12]}, torch {found.torch}, {found.target}, up {duration(found.uptime)}")
     title.append(f"\n{period}:", style="dim")
     return title
@@ -62,7 +100,7 @@ def _lines(found: Snapshot) -> Iterable[tuple[str, Text]]:
     text = ", ".join(f"{count} {state}" for state, count in found.workers.items())
     told = " and ".join(f"{count} after {reason}" for reason, count in restarts.items())
     yield "workers", Text.assemble(text, f"; restarts: {told or 'none'}")
-    yield "processes", Text(f"{found.memory / 2**20:,.0f} MiB, {found.cpu:.2f} cores")
+    yield "processes", Text(_processes(found))
 
 
 def _requests(found: Snapshot) -> Text:

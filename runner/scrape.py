@@ -2,9 +2,9 @@
 
 import http.client
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -49,19 +49,16 @@ def read(address: Address, token: str | None = None, timeout: float = 5.0) -> Re
         samples = parse(body.decode(errors="replace")) if status == 200 else {}
     except ServeError:
         samples = {}
-    if "mctl_bundle_info" not in samples:
+    if "mctl_bundle_info" not in samples and b"# TYPE mctl_" not in body:
         raise ServeError(
             f"`{address.url}` answers, but it is no mctl server: `/metrics` gave {status} without mctl's metrics",
             "name the address that `mctl serve` prints",
         )
-    reading = Reading(at, epoch, samples)
-    model = quote(reading.info().get("model", ""), safe="")
-    told = _object(_get(address, f"/v2/models/{model}/stats", token, timeout)[1]).get("model_stats")
-    statistics = told[0] if isinstance(told, list) and told and isinstance(told[0], dict) else {}
-    if reading.value("mctl_model_ready"):
-        return replace(reading, statistics=statistics)
-    why_not = _object(_get(address, "/v2/health/ready", token, timeout)[1]).get("error", "it does not say why")
-    return replace(reading, statistics=statistics, why_not=printable(str(why_not)))
+    told = _object(_get(address, "/v2/models/stats", token, timeout)[1]).get("model_stats")
+    statistics = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    status, body = _get(address, "/v2/health/ready", token, timeout)
+    why_not = _object(body).get("error", None if status == 200 else "it does not say why")
+    return Reading(at, epoch, samples, statistics, None if why_not is None else printable(str(why_not)))
 
 
 def _get(address: Address, path: str, token: str | None, timeout: float) -> tuple[int, bytes]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -20,12 +20,12 @@ Cumulative = Sequence[tuple[float, float]]  # upper bound, ascending to infinity
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a server told at one time. `statistics` are those of the model, as in Triton's extension."""
+    """What a server told at one time. `statistics` are those of the models, as in Triton's extension."""
 
     at: float  # seconds of a monotonic clock
     epoch: float  # seconds since 1970
     samples: Samples
-    statistics: Mapping[str, object] = field(default_factory=dict)
+    statistics: Sequence[Mapping[str, object]] = ()
     why_not: str | None = None  # why it is not ready
 
     def value(self, name: str, **labels: str) -> float:
@@ -41,9 +41,24 @@ class Reading:
             sums[key] = sums.get(key, 0.0) + value
         return sums
 
+    def versions(self) -> list[tuple[str, str]]:
+        """Model and version of all that are in memory, in the server's order."""
+        infos = map(dict, self.samples.get("mctl_bundle_info", {}))
+        return [(info.get("model", ""), info.get("version", "")) for info in infos]
+
+    def only(self, model: str, version: str) -> "Reading":
+        """What it told of one version, and of itself."""
+        samples = {
+            name: {labels: value for labels, value in values.items() if _is_of(labels, model, version)}
+            for name, values in self.samples.items()
+        }
+        statistics = [one for one in self.statistics if (one.get("name"), one.get("version")) == (model, version)]
+        return replace(self, samples=samples, statistics=statistics)
+
     def info(self) -> dict[str, str]:
-        """Labels of mctl_bundle_info: model, version, digest, torch, target."""
-        return {name: _shown(value) for name, value in next(iter(self.samples["mctl_bundle_info"]))}
+        """Labels of mctl_bundle_info: model, version, digest, torch, target. Empty: none is in memory."""
+        infos = iter(self.samples.get("mctl_bundle_info", {}))
+        return {name: _shown(value) for name, value in next(infos, frozenset())}
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -107,6 +122,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     cpu: float  # cores
 
 
+class Overview(msgspec.Struct, frozen=True):
+    """A server of several versions over some seconds: each, and its processes together."""
+
+    models: list[Snapshot]
+    ready: bool
+    why_not: str | None
+    uptime: float
+    memory: int  # bytes, front and workers
+    cpu: float  # cores
+
+
 def parse(text: str) -> Samples:
     """Prometheus' text format. ServeError for a line that is none."""
     samples: dict[str, dict[Labels, float]] = {}
@@ -120,6 +146,12 @@ def parse(text: str) -> Samples:
         except ValueError:
             raise ServeError(f"this is no line of Prometheus' text format: `{line[:128]}`") from None
     return samples
+
+
+def _is_of(labels: Labels, model: str, version: str) -> bool:
+    """Of this version, or of none."""
+    found = dict(labels)
+    return "model" not in found or (found["model"], found.get("version", "")) == (model, version)
 
 
 def _labels(text: str) -> Iterator[tuple[str, str]]:
@@ -142,20 +174,24 @@ def quantile(q: float, buckets: Cumulative) -> float | None:
 
 def same_server(before: Reading, after: Reading) -> bool:
     """Whether counters went on: not so after a restart, or where another server answers at the address."""
-    if before.info() != after.info():
+    if before.info() and before.info() != after.info():
         return False
-    start = "process_start_time_seconds"
-    if before.value(start) != after.value(start):
+    if not same_process(before, after):
         return False
     counters = ("mctl_requests_total", "mctl_batches_total", "mctl_batch_rows_count")
     return all(before.value(name) <= after.value(name) for name in counters)
+
+
+def same_process(before: Reading, after: Reading) -> bool:
+    start = "process_start_time_seconds"
+    return before.value(start) == after.value(start)
 
 
 def snapshot(before: Reading | None, after: Reading) -> Snapshot:
     """What happened between two readings; since the server's start where `before` is none of the same server."""
     if before is not None and not same_server(before, after):
         before = None
-    uptime = max(0.0, after.epoch - after.value("process_start_time_seconds"))
+    uptime = _uptime(after)
     change = _Change(before, after, after.at - before.at if before else max(uptime, 1.0))
     rows, padded = change.of("mctl_batch_rows_sum"), change.of("mctl_padded_rows_total")
     batches = change.of("mctl_batch_rows_count")
@@ -187,6 +223,27 @@ def snapshot(before: Reading | None, after: Reading) -> Snapshot:
         memory=int(after.value("process_resident_memory_bytes")),
         cpu=change.of("process_cpu_seconds_total") / change.seconds,
     )
+
+
+def overview(before: Reading | None, after: Reading) -> Overview:
+    """What happened to each version between two readings."""
+    models = [snapshot(before.only(*which) if before else None, after.only(*which)) for which in after.versions()]
+    if before is not None and not same_process(before, after):
+        before = None
+    uptime = _uptime(after)
+    change = _Change(before, after, after.at - before.at if before else max(uptime, 1.0))
+    return Overview(
+        models=models,
+        ready=after.why_not is None,
+        why_not=after.why_not,
+        uptime=uptime,
+        memory=int(after.value("process_resident_memory_bytes")),
+        cpu=change.of("process_cpu_seconds_total") / change.seconds,
+    )
+
+
+def _uptime(reading: Reading) -> float:
+    return max(0.0, reading.epoch - reading.value("process_start_time_seconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +299,9 @@ class _Change:
         return _number(self.after.statistics, name, key) - earlier
 
 
-def _number(statistics: Mapping[str, object], stage: str, key: str) -> float:
-    """A number of `inference_stats`; 0 where the server does not tell it."""
-    found: object = statistics
+def _number(statistics: Sequence[Mapping[str, object]], stage: str, key: str) -> float:
+    """A number of the first one's `inference_stats`; 0 where the server does not tell it."""
+    found: object = next(iter(statistics), None)
     for step in ("inference_stats", stage, key):
         found = found.get(step) if isinstance(found, Mapping) else None
     return float(found) if isinstance(found, int | float) else 0.0

@@ -26,8 +26,9 @@ import pytest
 from mctl.bundle_format.errors import ServeError
 from mctl.cli.top_view import duration, rate, seconds
 from mctl.runner.scrape import address_from, read
-from mctl.runner.telemetry import snapshot
+from mctl.runner.telemetry import overview, snapshot
 
+from .fleet import Shelf, eventually, infer
 from .server import Server, infer_binary
 from .test_batching import INFER, random
 from .test_metrics import families
@@ -347,3 +348,43 @@ def test_how_numbers_are_written() -> None:
     ]  # fmt: skip
     assert [rate(value) for value in (0, 0.123, 12.34, 123.4, 63_700)] == ["0", "0.123", "12.3", "123", "63,700"]
     assert [duration(value) for value in (0.4, 59, 61, 3600, 90_061)] == ["0 s", "59 s", "1 min 1 s", "1 h", "1 d 1 h"]
+
+
+def test_several_versions_have_a_line_each(run_mctl: Run, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    models = tmp_path / "models"
+    for name, version, factor in (("scorer", "1", 3), ("scorer", "2", 5), ("other", "1", 7)):
+        shelf.bundle(factor, models / name / version / "bundle.pt2")
+    with Server(models, standalone=True) as server:
+        for path in ("scorer/versions/1", "scorer/versions/2", "other"):
+            eventually(lambda path=path: server.request(f"/v2/models/{path}/ready").status == 200)  # type: ignore[misc]
+        before = read(address_from(server.url))
+        for path, count in (("scorer", 5), ("scorer/versions/1", 3), ("other", 2)):
+            for _ in range(count):
+                assert infer(server, path).status == 200
+        found = overview(before, read(address_from(server.url)))
+        counted = {(one.model, one.version): one.requests["ok"] * one.seconds for one in found.models}
+        assert counted == pytest.approx({("scorer", "1"): 3, ("scorer", "2"): 5, ("other", "1"): 2})
+        assert all(one.ready and one.workers == {"live": 1, "starting": 0} for one in found.models) and found.ready
+
+        told = run_mctl("top", server.url, "--once", "--interval", "0.1").stdout
+        assert "3 versions at" in told
+        rows = [line.split()[:3] for line in told.splitlines()]
+        assert [row for row in rows if row[-1:] == ["ready"]] == [
+            ["other", "1", "ready"], ["scorer", "1", "ready"], ["scorer", "2", "ready"],
+        ]  # fmt: skip
+        every = json.loads(run_mctl("top", server.url, "--json", "--interval", "0.1").stdout)
+        assert every["schema"] == "mctl.top.models/1" and len(every["models"]) == 3
+        one = json.loads(run_mctl("top", server.url, "--json", "--interval", "0.1", "--model", "scorer").stdout)
+        assert (one["schema"], one["model"], one["version"]) == ("mctl.top/1", "scorer", "2")
+        assert one["total_requests"]["ok"] == 5
+        missing = run_mctl("top", server.url, "--once", "--interval", "0.1", "--model", "scorer", "--version", "9")
+        assert missing.returncode == 2
+        assert "no model `scorer 9` in memory" in missing.stderr and "scorer 1, scorer 2" in missing.stderr
+
+
+def test_a_server_without_a_model_in_memory(run_mctl: Run, tmp_path: Path) -> None:
+    with Server(tmp_path, standalone=True, ready=False) as server:
+        told = run_mctl("top", server.url, "--once", "--interval", "0.1")
+        assert told.returncode == 0, told.stderr
+        assert "0 versions at" in told.stdout and "there is no model yet" in told.stdout
