@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from mctl.cli.reference import reference
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FILE = Path(__file__).with_name("flags.json")
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 FLAGS: dict[str, list[str]] = json.loads(FILE.read_text())
 
 
@@ -35,6 +38,11 @@ def test_flags_are_a_contract(verb: str, run_mctl: Run) -> None:
     done = run_mctl(verb, "--help")
     assert done.returncode == 0
     assert flags_in(done.stdout) == FLAGS[verb]
+
+
+def test_the_page_of_commands_is_what_they_say() -> None:
+    """After a change of a command's flags or help, `python tests/cli/test_main.py` writes it."""
+    assert PAGE.read_text() == reference()
 
 
 def test_every_verb_prints_json_on_request() -> None:
@@ -95,3 +103,4 @@ if __name__ == "__main__":
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     FILE.write_text(json.dumps({verb: flags_in(help_of(verb)) for verb in verbs_in(help_of())}, indent=1) + "\n")
+    PAGE.write_text(reference())
