@@ -1,6 +1,7 @@
 """The management port: mctl's own paths, and Triton's and TorchServe's, by their real clients."""
 
 import base64
+import itertools
 import json
 import os
 import resource
@@ -10,7 +11,9 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
@@ -400,3 +403,49 @@ def resident_of(server: Server) -> int:
 def test_signals_end_it_as_ever(managed: Managed) -> None:
     managed.process.send_signal(signal.SIGTERM)
     assert managed.process.wait(40) == 0
+
+
+def stream_of(managed: Managed, **headers: str) -> httpx.Response:
+    request = httpx.Client(timeout=60).build_request(
+        "GET",
+        managed.admin + "/admin/v1/events",
+        headers={"Accept": "text/event-stream", **{name.replace("_", "-"): text for name, text in headers.items()}},
+    )
+    return httpx.Client(timeout=60).send(request, stream=True)
+
+
+def next_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """As the standard has them: lines `id:` and `data:`, and an empty one behind each event."""
+    for line in lines:
+        assert line.startswith("id: ")
+        data, rest = next(lines), next(lines)
+        assert data.startswith("data: ") and rest == ""
+        event = json.loads(data.removeprefix("data: "))
+        assert str(event["id"]) == line.removeprefix("id: ")
+        yield event
+
+
+def test_events_come_in_a_stream(managed: Managed) -> None:
+    load = {"models": {"scorer": {"versions": {"1": {"bundle": "scorer/1/bundle.pt2"}}}}}
+    assert managed.patch(load).status == 200
+    managed.wait_for("scorer")
+    answer = stream_of(managed)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+    events = next_events(answer.iter_lines())
+    kept = [event["kind"] for event in itertools.islice(events, 3)]
+    assert kept == ["changed", "loading", "ready"]
+    again = stream_of(managed, Last_Event_ID="2")
+    assert next(next_events(again.iter_lines()))["id"] == 3
+    again.close()  # who leaves is no harm to the others
+    assert managed.patch({"models": {"scorer": None}}).status == 200
+    assert [event["kind"] for event in itertools.islice(events, 2)] == ["changed", "unloaded"]
+    managed.process.send_signal(signal.SIGTERM)
+    assert list(events) == []  # an end in good order
+    assert managed.process.wait(40) == 0
+    answer.close()
+
+
+def test_an_id_that_is_none(managed: Managed) -> None:
+    answer = stream_of(managed, Last_Event_ID="x1")
+    assert answer.status_code == 400
+    assert "allowed is the id of an event" in answer.read().decode()

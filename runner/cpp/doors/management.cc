@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "doors/handler_paths.h"
 #include "doors/path.h"
 #include "format/json.h"
 #include "format/text.h"
@@ -199,16 +200,23 @@ Answer Management::rolled_back(const std::string& name) {
   return with_json(model_to_json(fleet_.desired().models.at(name)));
 }
 
+Result<std::uint64_t> Management::events_seen(std::string_view head, std::string_view target) {
+  std::string seen = query_field(target, "after");
+  for (const auto& [name, value] : lines_of(head))
+    if (name == "last-event-id") seen = value;
+  std::uint64_t id = 0;
+  const auto [end, error] = std::from_chars(seen.data(), seen.data() + seen.size(), id);
+  if (seen.empty() || (error == std::errc{} && end == seen.data() + seen.size())) return id;
+  return Error{Code::invalid, "`after` is `" + printable(seen.substr(0, 64)) + "`, allowed is the id of an event"};
+}
+
 // Those that are kept, of which the client has not heard: it asks again with the last one's id.
 Answer Management::events(const Head& head) const {
-  std::uint64_t after = 0;
-  const std::string asked = query_field(head.target, "after");
-  const auto [end, error] = std::from_chars(asked.data(), asked.data() + asked.size(), after);
-  if (!asked.empty() && (error != std::errc{} || end != asked.data() + asked.size()))
-    return refusal({Code::invalid, "`after` is `" + printable(asked) + "`, allowed is the id of an event"});
+  const auto after = events_seen("", head.target);
+  if (!after) return refusal(after.error());
   json::array events;
   for (const Event& event : fleet_.events().kept())
-    if (event.id > after) events.push_back(event_to_json(event));
+    if (event.id > *after) events.push_back(event_to_json(event));
   return with_json({{"schema", "mctl.events/1"}, {"events", std::move(events)}});
 }
 

@@ -1,11 +1,13 @@
 // The management interface: mctl's own paths, and Triton's repository extension. TorchServe's is in torchserve.h.
 //
-//   GET   /admin/v1/state                  what is desired (state.h), with its ETag
-//   PATCH /admin/v1/state                  a merge patch of it (change.h); `If-Match` refuses it if the state is
-//   another GET   /admin/v1/models                 what is in memory, on its way, or could not be loaded, and why POST
-//   /admin/v1/models/M/rollback      all requests back to the version before GET   /admin/v1/events what changed, why,
-//   by whom; `?after=ID` POST  /v2/repository/index POST  /v2/repository/models/M/load     waits until it can answer; a
-//   load that fails changes nothing POST  /v2/repository/models/M/unload
+// - `GET /admin/v1/state`: what is desired (state.h), with its ETag.
+// - `PATCH /admin/v1/state`: a merge patch of it (change.h); `If-Match` refuses it if the state is another.
+// - `GET /admin/v1/models`: what is in memory, on its way, or could not be loaded, and why.
+// - `POST /admin/v1/models/M/rollback`: all requests back to the version before.
+// - `GET /admin/v1/events`: what changed, why, by whom; `?after=ID`. In a stream, if the client takes one.
+// - `POST /v2/repository/index`.
+// - `POST /v2/repository/models/M/load`: waits until it can answer; a load that fails changes nothing.
+// - `POST /v2/repository/models/M/unload`.
 #pragma once
 
 #include <functional>
@@ -33,6 +35,8 @@ class Management {
   Management(Fleet& fleet, const Rollouts& rollouts, ManagementSettings settings)
       : fleet_(fleet), rollouts_(rollouts), settings_(std::move(settings)) {}
 
+  // The last event that a client has seen: the header Last-Event-ID, or `after` in the target; 0: none.
+  static Result<std::uint64_t> events_seen(std::string_view head, std::string_view target);
   // Whether a path is one of these, whatever its verb.
   static bool owns(std::span<const std::string> path);
   // Leads to one reply, now or later.

@@ -92,6 +92,7 @@ Listed listed_as(const ServedModel& model) {
 Router::Router(Fleet& fleet, RouterSettings settings)
     : fleet_(fleet),
       settings_(std::move(settings)),
+      events_(fleet.events()),
       handlers_(finder_of(fleet), {settings_.max_body, !settings_.token.empty(), settings_.log}),
       next_id_(static_cast<std::uint64_t>(std::random_device{}()) << 32) {
   if (!settings_.management) return;
@@ -178,12 +179,33 @@ bool Router::manages(const std::shared_ptr<Connection>& connection, Path path) {
   const Managed owner = owner_of(path);
   if (owner == Managed::none) return false;
   if (!management_) return answer(*connection, elsewhere()), true;
+  if (listens(connection, path)) return true;
   const auto body = connection->body();
   const ManagementRequest request{connection->head(), path,
                                   std::string(reinterpret_cast<const char*>(body.data()), body.size())};
   const auto reply = [this, connection](Answer made) { answer(*connection, std::move(made)); };
   owner == Managed::torchserve ? torchserve_->serve(request, reply) : management_->serve(request, reply);
   return true;
+}
+
+// `GET /admin/v1/events` of a client that takes a stream. One that comes back says what it has seen.
+bool Router::listens(const std::shared_ptr<Connection>& connection, Path path) {
+  const Head& head = connection->head();
+  const bool asked = path.size() == 3 && path[0] == "admin" && path[2] == "events" && head.verb == Verb::get &&
+                     head.accept.find("text/event-stream") != std::string::npos;
+  if (!asked) return false;
+  const auto after = Management::events_seen(connection->head_text(), head.target);
+  if (const Status open = after ? available() : Status(after.error()); !open) {
+    answer(*connection, refusal(open.error()));
+  } else {
+    events_.begin(connection, *after);
+  }
+  return true;
+}
+
+void Router::drain() {
+  draining_ = true;
+  events_.end();
 }
 
 void Router::answer(Connection& connection, Answer answer) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "doors/connection.h"
+#include "doors/event_stream.h"
 #include "doors/exposition.h"
 #include "doors/handler_door.h"
 #include "doors/management.h"
@@ -42,7 +43,7 @@ class Router final : public Service {
   Answer refuse(const Connection& connection, const Error& error) override;
 
   HandlerDoor& handlers() { return handlers_; }
-  void drain() { draining_ = true; }
+  void drain();
   void set_url(std::string url) { url_ = std::move(url); }
 
  private:
@@ -59,6 +60,7 @@ class Router final : public Service {
   Target target_of(Path path) const;
   void answer(Connection& connection, Answer answer) const;
   bool manages(const std::shared_ptr<Connection>& connection, Path path);
+  bool listens(const std::shared_ptr<Connection>& connection, Path path);
   void dispatch(const std::shared_ptr<Connection>& connection);
   // A request to a model that has to be loaded first is dispatched when it is, or is known not to get so.
   struct Waiting;
@@ -87,6 +89,7 @@ class Router final : public Service {
   Fleet& fleet_;
   const RouterSettings settings_;
   std::optional<Management> management_;
+  EventStreams events_;
   std::optional<TorchServe> torchserve_;
   HandlerDoor handlers_;
   bool draining_ = false;

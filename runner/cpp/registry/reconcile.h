@@ -13,9 +13,8 @@
 // In which order:
 // 4. A version whose bundle or settings have changed is loaded anew beside the old one, which answers until the new one
 //    is ready; then requests are switched over, and the old one drains and goes.
-// 5. What requests go to is not taken away: `routed` (traffic.h) moves first. What is not used any more drains, and
-// goes
-//    when its last call was answered.
+// 5. What requests go to is not taken away: `routed` (traffic.h) moves first. What is not used any more drains, and is
+//    unloaded when its last call was answered.
 // 6. What failed to load stays as a note with its reason. It is tried again when its bundle or its settings change, or
 //    when the server drops the note.
 // 7. What is asked for is loaded first, then what is used, then what is kept; `loads_at_once` at a time.
