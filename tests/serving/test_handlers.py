@@ -150,6 +150,13 @@ def all_live(server: Server) -> bool:
     return server.metrics()['mctl_handler_processes{state="starting"}'] == 0
 
 
+def test_the_front_page_lists_its_paths(server: Server) -> None:
+    lines = server.request("/").body.decode().splitlines()
+    paths = ["POST /predictions/faulty", "POST /triple", "GET /seen/{thing}", "POST /seen/{thing}", "POST /do/{what}"]
+    assert set(paths) <= set(lines)
+    assert set(paths) <= set(server.request("/", headers={"Accept": "application/json"}).json()["paths"])
+
+
 @contextlib.contextmanager
 def beside(server: Server) -> Iterator[list[int]]:
     """A client whose numbers have to be right, whatever happens meanwhile; the list grows with its answers."""

@@ -112,14 +112,14 @@ std::string model_metadata(const Listed& model, std::span<const std::string> ver
 std::string front_page(std::span<const Listed> models, const std::string& url, bool token, bool as_json) {
   const std::string any = models.size() == 1 ? std::string(models.front().name) : "NAME";
   const std::string model = "/v2/models/" + any;
-  const std::vector<std::string> paths = {"GET /v2",
-                                          "GET /v2/health/live",
-                                          "GET /v2/health/ready",
-                                          "GET " + model,
-                                          "GET " + model + "/ready",
-                                          "GET " + model + "/stats",
-                                          "POST " + model + "/infer",
-                                          "GET /metrics"};
+  std::vector<std::string> paths = {"GET /v2",
+                                    "GET /v2/health/live",
+                                    "GET /v2/health/ready",
+                                    "GET " + model,
+                                    "GET " + model + "/ready",
+                                    "GET " + model + "/stats",
+                                    "POST " + model + "/infer",
+                                    "GET /metrics"};
   json::array names, examples;
   std::string text = "mctl " MCTL_VERSION " serves", curls;
   for (const Listed& served : models) {
@@ -128,6 +128,8 @@ std::string front_page(std::span<const Listed> models, const std::string& url, b
     curls += "\n" + curl + "\n";
     names.emplace_back(served.name);
     examples.emplace_back(curl);
+    for (const std::string& path : served.handler_paths)
+      if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
   }
   if (as_json) {
     return json::serialize(json::value{{"name", "mctl"},

@@ -1,9 +1,11 @@
 // What the server says about itself and its models.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "format/manifest.h"
 
@@ -14,7 +16,8 @@ std::string server_metadata();  // GET /v2
 struct Listed {
   std::string_view name, version;
   const Manifest& manifest;
-  std::int64_t max_request_rows;  // more than a batch's: they are split
+  std::int64_t max_request_rows;           // more than a batch's: they are split
+  std::vector<std::string> handler_paths;  // as the front page shows them, `POST /predictions/M`; none: no handler
 };
 
 // GET /v2/models/M: of one version, with the names of all.

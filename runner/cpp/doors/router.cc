@@ -84,7 +84,12 @@ ModelFinder finder_of(Fleet& fleet) {
 }
 
 Listed listed_as(const ServedModel& model) {
-  return {model.name(), model.version(), model.manifest(), model.max_request_rows()};
+  Listed listed{model.name(), model.version(), model.manifest(), model.max_request_rows(), {}};
+  if (const ServedHandler* const handler = model.handler()) {
+    listed.handler_paths = {"POST /predictions/" + model.name()};
+    for (const HandlerRoute& route : handler->routes()) listed.handler_paths.push_back(route.method + " " + route.path);
+  }
+  return listed;
 }
 
 }  // namespace
