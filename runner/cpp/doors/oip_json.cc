@@ -31,6 +31,11 @@ enum class Place : std::uint8_t {
 
 enum class Key : std::uint8_t { none, id, inputs, outputs, parameters, name, shape, datatype, data, other };
 
+constexpr std::string_view kRequest =
+    R"(an object: {"inputs":[{"name":"...","shape":[...],"datatype":"FP32","data":[...]}]})";
+
+constexpr std::string_view kKeys = "a key of a request: those are id, inputs, outputs and parameters";
+
 Key key_of(std::string_view text) {
   constexpr std::array<std::string_view, 9> names = {"",     "id",    "inputs",   "outputs", "parameters",
                                                      "name", "shape", "datatype", "data"};
@@ -81,6 +86,8 @@ class Handler {
   Place place() const { return stack_.back(); }
   bool fail(error_code& ec, std::string text, Code code = Code::invalid);
   bool wrong(error_code& ec, std::string_view wanted);
+  bool mistyped(error_code& ec) { return wrong(ec, wanted()); }
+  std::string_view wanted() const;
   std::string where() const;
 
   bool begin_data();
@@ -117,6 +124,18 @@ bool Handler::fail(error_code& ec, std::string text, Code code) {
 
 bool Handler::wrong(error_code& ec, std::string_view wanted) {
   return fail(ec, where() + " is not " + std::string(wanted));
+}
+
+// What the value at hand has to be.
+std::string_view Handler::wanted() const {
+  constexpr std::array<std::string_view, 10> of_key = {
+      kRequest,   "a string",        "a list of objects", "a list of objects", "an object",
+      "a string", "a list of sizes", "a string",          "a list of numbers", "expected"};
+  const Place at = place();
+  if (at == Place::document) return kRequest;
+  if (at == Place::inputs || at == Place::outputs) return "an object";
+  if (at == Place::request && key_ >= Key::name) return kKeys;
+  return of_key[static_cast<std::size_t>(key_)];
 }
 
 // What a person would call the value at hand.
@@ -157,7 +176,7 @@ bool Handler::on_object_begin(error_code& ec) {
     case Place::input:
     case Place::output:
       if (key_ == Key::other) return enter(Place::ignored);
-      if (key_ != Key::parameters) return wrong(ec, "of the right type");
+      if (key_ != Key::parameters) return mistyped(ec);
       return enter(place() == Place::request ? Place::request_parameters
                    : place() == Place::input ? Place::input_parameters
                                              : Place::output_parameters);
@@ -180,25 +199,25 @@ bool Handler::on_array_begin(error_code& ec) {
     case Place::request:
       if (key_ == Key::inputs) return enter(Place::inputs);
       if (key_ == Key::outputs) return enter(Place::outputs);
-      return key_ == Key::other ? enter(Place::ignored) : wrong(ec, "of the right type");
+      return key_ == Key::other ? enter(Place::ignored) : mistyped(ec);
     case Place::input:
       if (key_ == Key::shape) {
         if (!second_) input().shape.emplace();
         return enter(Place::shape);
       }
       if (key_ == Key::data) return begin_data();
-      return key_ == Key::other ? enter(Place::ignored) : wrong(ec, "of the right type");
+      return key_ == Key::other ? enter(Place::ignored) : mistyped(ec);
     case Place::data:
       ++open_.back();
       open_.push_back(0);
       return enter(Place::data);
     case Place::output:
-      return key_ == Key::other ? enter(Place::ignored) : wrong(ec, "of the right type");
+      return key_ == Key::other ? enter(Place::ignored) : mistyped(ec);
     case Place::document:
     case Place::inputs:
     case Place::outputs:
     case Place::shape:
-      return wrong(ec, "of the right type");
+      return mistyped(ec);
     default:
       return enter(Place::ignored);
   }
@@ -343,13 +362,13 @@ bool Handler::scalar(Scalar value, error_code& ec) {
     case Place::data:
       return wrong(ec, "a list of numbers");
     default:
-      return wrong(ec, "an object");
+      return mistyped(ec);
   }
 }
 
 bool Handler::request_value(Scalar& value, error_code& ec) {
   if (key_ == Key::other || std::holds_alternative<std::monostate>(value)) return true;
-  if (key_ != Key::id) return wrong(ec, "of the right type");
+  if (key_ != Key::id) return mistyped(ec);
   auto* text = std::get_if<std::string>(&value);
   if (!text) return wrong(ec, "a string");
   if (text->size() > kMaxId) return wrong(ec, "of at most " + std::to_string(kMaxId) + " bytes");
@@ -360,7 +379,7 @@ bool Handler::request_value(Scalar& value, error_code& ec) {
 bool Handler::input_value(Scalar& value, error_code& ec) {
   if (key_ == Key::other) return true;
   auto* text = std::get_if<std::string>(&value);
-  if (key_ == Key::shape || key_ == Key::data || key_ == Key::parameters) return wrong(ec, "of the right type");
+  if (key_ == Key::shape || key_ == Key::data || key_ == Key::parameters) return mistyped(ec);
   if (!text) return wrong(ec, "a string");
   if (key_ == Key::name) input().name = std::move(*text);
   if (key_ == Key::datatype) {
@@ -373,7 +392,7 @@ bool Handler::input_value(Scalar& value, error_code& ec) {
 bool Handler::output_value(Scalar& value, error_code& ec) {
   if (key_ == Key::other) return true;
   auto* text = std::get_if<std::string>(&value);
-  if (key_ != Key::name || !text) return wrong(ec, key_ == Key::name ? "a string" : "of the right type");
+  if (key_ != Key::name || !text) return mistyped(ec);
   out_.outputs.back().name = std::move(*text);
   return true;
 }

@@ -72,6 +72,8 @@ BOOST_AUTO_TEST_CASE(oip_json_numbers_of_every_kind) {
 }
 
 BOOST_AUTO_TEST_CASE(oip_json_refusals) {
+  const std::string document =
+      R"(the request is not an object: {"inputs":[{"name":"...","shape":[...],"datatype":"FP32","data":[...]}]})";
   const std::vector<std::array<std::string, 2>> cases = {
       {with_data("[1,2]", "[1]"), "input 'x': data has 1 elements, its shape is [1,2]"},
       {with_data("[1,2]", "[[1],[2]]"), "input 'x': data has lists of shape [2,1], its shape is [1,2]"},
@@ -91,7 +93,18 @@ BOOST_AUTO_TEST_CASE(oip_json_refusals) {
       {R"({"inputs":[],"outputs":[{"name":"nope"}]})", "unknown output 'nope'"},
       {R"({"inputs":[],"outputs":[{"name":"y"},{"name":"y"}]})", "output 'y' is asked for twice"},
       {R"({"inputs":[],"parameters":{"timeout":0}})", "parameter 'timeout' is not a positive number of microseconds"},
-      {"[]", "the request is not of the right type"},
+      {"[]", document},
+      {"[[1,2,3]]", document},
+      {"1", document},
+      {R"("x")", document},
+      {R"({"inputs":[[1,2]]})", "an item of inputs is not an object"},
+      {R"({"inputs":[1]})", "an item of inputs is not an object"},
+      {R"({"inputs":{"x":[1]}})", "inputs is not a list of objects"},
+      {R"({"data":[[1,2]]})", "data is not a key of a request: those are id, inputs, outputs and parameters"},
+      {R"({"inputs":7})", "inputs is not a list of objects"},
+      {with_input(R"("shape":2)"), "input 'x': shape is not a list of sizes"},
+      {with_input(R"("data":2)"), "input 'x': data is not a list of numbers"},
+      {with_input(R"("datatype":["FP32"])"), "input 'x': datatype is not a string"},
   };
   for (const auto& [body, message] : cases) BOOST_TEST(why(parse(body)) == message);
   for (const std::string body : {"", "{", "{}x", "nope", "{\"id\":\"\xff\"}", "{\"inputs\":[NaN]}"}) {
