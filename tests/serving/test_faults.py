@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,12 +25,13 @@ from .test_environment import MIB, answers, limited, resource, told
 SECONDS = float(os.environ.get("MCTL_FAULT_SECONDS", "10"))
 SEED = int(os.environ.get("MCTL_FAULT_SEED", time.time_ns() % 1_000_000))
 
+TIME = {"x_mctl_timeout_ms": "600000"}  # of a request that any machine answers in time
 INNOCENT = [
-    case(rows(*((Action.ANSWER, 100 * size + row) for row in range(size)))) for size in (1, 1, 1, 2, 3, 5, 8, 16, 21)
+    case(rows(*((Action.ANSWER, 100 * size + row) for row in range(size))), **TIME)
+    for size in (1, 1, 1, 2, 3, 5, 8, 16, 21)
 ]
-SLOW = [case(rows((Action.NAP, 3))), case(rows((Action.ANSWER, 1), (Action.NAP, 9)))]
-
-
+SLOW = [case(rows((Action.NAP, 3)), **TIME), case(rows((Action.ANSWER, 1), (Action.NAP, 9)), **TIME)]
+PARTED = "note: the model's processes end while they run requests: each runs alone until none ended for 30 s"
 PATIENT = ("--max-queue-size=8000",)  # what comes while a worker starts again can wait
 
 
@@ -37,7 +39,7 @@ PATIENT = ("--max-queue-size=8000",)  # what comes while a worker starts again c
 def loaded(server: Server, cases: list[load.Case], rate: float, seconds: float, seed: int = 1) -> Iterator[list]:
     """Load on the server while the body runs; afterwards its report is in the list."""
     reports: list[load.Report] = []
-    options = {"seed": seed, "connections": 48, "grace": 15}
+    options = {"seed": seed, "connections": 48, "grace": 60}
     with load.running(server.port, cases, rate=[(rate, seconds)], **options) as process:
         time.sleep(0.3)
         yield reports
@@ -54,14 +56,11 @@ def ask(server: Server, *pairs: tuple[int, int]) -> Answer:
     return server.request(INFER, *infer_binary(x=rows(*pairs)))
 
 
-def insist(server: Server, *pairs: tuple[int, int]) -> Answer:
-    """The answer, once there is a worker to give it."""
-    for _ in range(1000):
-        answer = ask(server, *pairs)
-        if answer.status != 503:
-            break
-        time.sleep(0.01)
-    return answer
+def end_worker(server: Server) -> None:
+    """The only one ends, and the server knows."""
+    victim = server.workers()[0]
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: victim not in server.workers())
 
 
 def ready(server: Server) -> bool:
@@ -94,10 +93,9 @@ def test_workers_that_signals_end(faulty_bundle: Path, instances: int) -> None:
                 while victim in server.workers():
                     assert instances == 1 or ready(server)  # of two, one lives
                 replaced(server, times)
-                assert insist(server, (Action.ANSWER, 1)).status == 200  # so that restarts do not back off
+                assert ask(server, (Action.ANSWER, 1)).status == 200  # so that restarts do not back off
         complete(reports[0])
-        assert reports[0].expired == 0 and (instances == 1 or reports[0].refused == 0)
-        assert reports[0].right > 500 and restarts(server) == {"crash": len(signals)}
+        assert reports[0].right == reports[0].requests and restarts(server) == {"crash": len(signals)}
         metrics = server.metrics()
         assert metrics['mctl_requests_total{code="ok"}'] == reports[0].right + len(signals)
         assert metrics['mctl_requests_total{code="error"}'] == 0
@@ -114,7 +112,7 @@ def test_workers_that_are_stuck(faulty_bundle: Path, instances: int) -> None:
             assert restarts(server) == {"stuck": 1} and victim not in server.workers()
             assert told(server, "warning") == ["warning: a worker was stuck, another one starts in 100 ms"]
         complete(reports[0])
-        assert reports[0].expired > 0 and reports[0].right > 300
+        assert reports[0].expired > 0 and reports[0].right > 0
         if instances == 2:  # no more than the two batches that the stuck one held
             assert reports[0].expired <= 2 * faulty.MOST_ROWS
 
@@ -123,14 +121,16 @@ def test_a_replacement_does_not_warm_up_for_long(faulty_library: Path, tmp_path:
     """Every row naps for 6 ms: all buckets take more than 4 s, and those that a replacement has time for about 1 s."""
     naps = (Action.NAP, Action.NAP)
     path = faulty.bundle(faulty_library, tmp_path / "b.pt2", (), most=512, buckets=(1, 64, 128), values=naps)
-    begun = time.monotonic()
     with Server(path) as server:
-        first = time.monotonic() - begun
+        first = warmup_seconds(server)
         os.kill(server.workers()[0], signal.SIGKILL)
-        begun = time.monotonic()
         replaced(server)
-        assert first > 4 and time.monotonic() - begun < first - 1
-        assert (outputs_of(insist(server, naps))["y"] == 3 * Action.NAP + 1).all()
+        assert first > 4 and warmup_seconds(server) < first
+        assert (outputs_of(ask(server, naps))["y"] == 3 * Action.NAP + 1).all()
+
+
+def warmup_seconds(server: Server) -> float:
+    return server.metrics()['mctl_load_seconds{phase="warmup"}']
 
 
 # --- what a request does to its worker -------------------------------------------------------------------------------
@@ -144,14 +144,15 @@ def test_killers_among_innocents(faulty_bundle: Path, instances: int) -> None:
     with Server(faulty_bundle, f"--instances={instances}", *PATIENT, prepare=limit) as server:
         with loaded(server, INNOCENT + SLOW, 400, 3) as reports:
             for killer in killers:
-                answer = insist(server, (Action.ANSWER, 1), killer)
+                answer = ask(server, (Action.ANSWER, 1), killer)
                 assert (answer.status, "ended while it ran this request" in answer.error) == (500, True)
                 sent += 1
-            assert insist(server, (Action.FAIL, 0)).error == "the row asked for it"
+            assert ask(server, (Action.FAIL, 0)).error == "the row asked for it"
             eventually(lambda: answers(server))
         complete(reports[0])
-        assert reports[0].right > 0  # the others wait, or are told to come again
-        assert restarts(server) == {"crash": 2 * sent}  # once with others, once alone
+        assert reports[0].right == reports[0].requests  # each waits until there is a worker again
+        assert restarts(server) == {"crash": 2 * sent}  # once with others, once more
+        eventually(lambda: PARTED in server.lines)
         assert server.metrics()['mctl_requests_total{code="error"}'] == sent + 1
 
 
@@ -171,14 +172,39 @@ def test_a_worker_that_cannot_start_again_is_tried_less_and_less(faulty_bundle: 
     libtorch.symlink_to(native.find_libtorch())
     with Server(faulty_bundle, libtorch=libtorch) as server:
         libtorch.unlink()
-        os.kill(server.workers()[0], signal.SIGKILL)
-        eventually(lambda: restarts(server).get("load", 0) >= 2)
-        refused = ask(server, (Action.ANSWER, 1))
+        end_worker(server)
+        refused = ask(server, (Action.ANSWER, 1))  # it waits for three starts
         assert (refused.status, "cannot load libtorch" in refused.error) == (503, True)
-        time.sleep(1)
-        assert restarts(server)["load"] <= 5  # after 0.1, 0.2, 0.4, 0.8 s
+        assert restarts(server)["load"] >= 3
+        assert ask(server, (Action.ANSWER, 1)).error == refused.error
+        eventually(lambda: len(told(server, "warning")) >= 4)
+        pauses = [line.rpartition(" starts in ")[2] for line in told(server, "warning")]
+        assert pauses[:4] == ["100 ms", "200 ms", "400 ms", "800 ms"]
         libtorch.symlink_to(native.find_libtorch())
         eventually(lambda: answers(server))
+        end_worker(server)
+        assert answers(server)  # requests wait again
+
+
+def test_a_bundle_that_changes_while_no_worker_lives_refuses_what_waits(faulty_library: Path, tmp_path: Path) -> None:
+    path = faulty.bundle(faulty_library, tmp_path / "b.pt2")
+    whole = path.read_bytes()
+    with Server(path) as server:
+        end_worker(server)
+        path.write_bytes(whole[: len(whole) // 2])
+        refused = ask(server, (Action.ANSWER, 1))
+        assert (refused.status, "changed while it was served" in refused.error) == (503, True)
+        assert ask(server, (Action.ANSWER, 1)).error == refused.error
+
+
+def test_draining_waits_for_a_worker_that_starts_again(faulty_bundle: Path) -> None:
+    with Server(faulty_bundle) as server, ThreadPoolExecutor(1) as pool:
+        end_worker(server)
+        waits = pool.submit(ask, server, (Action.NAP, 100))
+        eventually(lambda: server.metrics()["mctl_queue_rows"] > 0 or waits.done())
+        server.process.send_signal(signal.SIGTERM)
+        assert (outputs_of(waits.result())["y"] == 301).all()
+        assert server.process.wait(40) == 0
 
 
 def test_a_replacement_replays_the_smallest_golden_case(faulty_library: Path, tmp_path: Path) -> None:

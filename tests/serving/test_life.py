@@ -79,8 +79,7 @@ def test_workers_that_are_killed_under_load(mlp_bundle: Path, mlp: Mlp, instance
             eventually(lambda: server.request("/v2/health/ready").status == 200)
         time.sleep(0.3)
         statuses = load.stop()
-        assert statuses[200] > 50
-        assert set(statuses) <= ({200} if instances == 2 else {200, 503})  # of two, one lives all the time
+        assert set(statuses) == {200}  # what comes while there is no worker waits for it
         metrics = server.metrics()
         assert metrics['mctl_worker_restarts_total{reason="crash"}'] == len(signals)
         assert metrics['mctl_requests_total{code="ok"}'] == statuses[200]
@@ -131,10 +130,7 @@ def test_without_a_worker_it_is_not_ready(mlp_bundle: Path) -> None:
     with Server(mlp_bundle) as server:
         os.kill(server.workers()[0], signal.SIGKILL)
         eventually(lambda: server.request("/v2/health/ready").status == 503)
-        answer = server.request(INFER, *infer_binary(x=random(1)))
-        if answer.status == 503:
-            assert "signal 9" in answer.error
-        eventually(lambda: server.request(INFER, *infer_binary(x=random(1))).status == 200)
+        assert server.request(INFER, *infer_binary(x=random(1))).status == 200  # it waits
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

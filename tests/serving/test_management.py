@@ -19,6 +19,7 @@ import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
+from . import faulty
 from .fleet import Shelf, clients, eventually, factor_of, infer
 from .server import Answer, Server
 
@@ -114,6 +115,23 @@ def test_the_state_is_changed_by_patches(managed: Managed) -> None:
     assert {factor_of(infer(managed, "scorer")) for _ in range(9)} == {3}
     events = managed.manage("/admin/v1/events?after=1").json()["events"]
     assert events[0]["id"] == 2 and {"loading", "ready", "changed"} <= {event["kind"] for event in events}
+
+
+def test_what_restarts_has_its_requests_until_another_version_is_ready(
+    managed: Managed, store: Path, shelf: Shelf
+) -> None:
+    with_one = {"models": {"scorer": {"versions": {"1": version("scorer/1/bundle.pt2")}}}}
+    assert managed.patch(with_one).status == 200
+    managed.wait_for("scorer/versions/1")
+    victim = managed.workers()[0]
+    long = faulty.rows((faulty.Action.NAP, 3000))  # so long its golden case takes
+    shelf.bundle(5, store / "long.pt2", golden=[long])
+    assert managed.patch({"models": {"scorer": {"versions": {"1": None, "2": version("long.pt2")}}}}).status == 200
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: victim not in managed.workers())
+    assert factor_of(infer(managed, "scorer")) in (3, 5)
+    managed.wait_for("scorer/versions/2")
+    assert factor_of(infer(managed, "scorer")) == 5
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ Status Batcher::submit(std::shared_ptr<Call> call) {
   if (auto admitted = admit(call->client, call->rows); !admitted) return admitted;
   std::string sizes = packing_.kind_of(call->dims);
   const std::size_t kind = pace_.kind(sizes);
-  const std::string key = packing_.key_of(std::move(sizes), call->inputs);
+  const bool alone = caution_.alone(now_ns() / kMicrosecond);
+  const std::string key = alone ? packing_.lone_key() : packing_.key_of(std::move(sizes), call->inputs);
   if (auto admitted = in_time(*call, key, kind); !admitted) return admitted;
   if (!make_room(call->rows)) return full();
   const std::int64_t limit = pace_.limit();
@@ -206,6 +207,7 @@ void Batcher::changed() {
     warm_ = true;
     seed(costs_of(pool_.arena(worker).report().warm));
   }
+  if (const auto why = pool_.away()) refuse_waiting(*why);
   schedule();
 }
 
@@ -450,8 +452,9 @@ Status Batcher::collect(Place place, const Batch& batch, const Waiting& request,
 
 // --- workers that die or hang
 
-void Batcher::died(std::size_t worker) {
+bool Batcher::died(std::size_t worker) {
   Slots& slots = slots_[worker];
+  bool ran = false;
   for (const int slot : {1 - slots.next, slots.next}) {  // what is put back last comes first: the older one
     if (!slots.held[slot]) continue;
     const SlotPhase phase = pool_.arena(worker).report(slot).phase;
@@ -463,24 +466,41 @@ void Batcher::died(std::size_t worker) {
     note_begin({worker, slot}, batch);
     slots.held[slot].reset();
     --inflight_;
+    ran |= phase == SlotPhase::running;
     retry(std::move(batch), phase == SlotPhase::running);
   }
   slots = {};
   if (const Error* why = pool_.spoiled()) refuse_waiting(*why);
+  const bool parts = ran && settings_.limit() > 1 && caution_.died(now_ns() / kMicrosecond);
+  if (parts) part();
   schedule();
+  return parts;
+}
+
+// What waits shares no batch.
+void Batcher::part() {
+  for (Waiting& request : queue_) {
+    pace_.left(request.key, request.rows);
+    request.key = packing_.lone_key();
+    pace_.joined(request.key, request.kind, request.rows);
+  }
 }
 
 // Back to the head of the queue. Of a batch that failed (blamed) each request is tried once more, by itself.
 void Batcher::retry(Batch batch, bool blamed) {
   for (auto request = batch.requests.rbegin(); request != batch.requests.rend(); ++request) {
     if (request->call->over) continue;
+    if (request->call->cancelled) {
+      end(*request->call, {Code::unavailable, "nobody waits for the answer any more"});
+      continue;
+    }
     if (blamed && request->retried) {
       end(*request->call, {Code::model, "the model's process ended while it ran this request, twice"});
       continue;
     }
     if (blamed) {
       request->retried = true;
-      request->key = "retry " + std::to_string(++retries_);
+      request->key = packing_.lone_key();
     }
     pace_.joined(request->key, request->kind, request->rows);
     shares_.rejoin(request->call->client, request->rows);

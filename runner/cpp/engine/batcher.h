@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/call.h"
+#include "engine/caution.h"
 #include "engine/metrics.h"
 #include "engine/pace.h"
 #include "engine/packing.h"
@@ -41,7 +42,7 @@ class Batcher {
 
   // What happens to the pool's workers.
   void rang(std::size_t worker);
-  void died(std::size_t worker);
+  bool died(std::size_t worker);  // true: from now on requests run alone (caution.h)
   void changed();
 
   void drain();
@@ -94,6 +95,7 @@ class Batcher {
   bool answer(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   Status collect(Place place, const Batch& batch, const Waiting& request, std::int64_t at_row);
   void retry(Batch batch, bool blamed);
+  void part();
   void end(Call& call, const Error& error);
   bool leave_queue(const Call& call);
   void expire_waiting(std::int64_t now);
@@ -115,12 +117,12 @@ class Batcher {
   Queue queue_;
   Shares shares_;
   Pace pace_;
+  Caution caution_;
   std::int64_t inflight_ = 0;  // batches
   std::int64_t fresh_ = 0;     // rows that came since the last dispatch
   std::vector<Slots> slots_;
   std::vector<std::int64_t> free_after_us_, waits_us_;  // kept for their memory
   bool warm_ = false, scheduled_ = false, draining_ = false;
-  std::uint64_t retries_ = 0;
   const Guard guard_;
 };
 

@@ -91,13 +91,15 @@ std::string Packing::key_of(std::string kind, std::span<const std::span<const st
   std::string key = std::move(kind);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (has_rows(contract_.inputs[i])) continue;
-    if (inputs[i].size() > kMaxShared) return "alone " + std::to_string(++alone_);
+    if (inputs[i].size() > kMaxShared) return lone_key();
     // Shapes are equal where padded sizes are, unless a shared input is padded itself.
     key += std::to_string(inputs[i].size()) + ':';
     key.append(reinterpret_cast<const char*>(inputs[i].data()), inputs[i].size());
   }
   return key;
 }
+
+std::string Packing::lone_key() { return "alone " + std::to_string(++alone_); }
 
 DimSizes Packing::sizes(const DimSizes& dims, std::int64_t rows) const {
   DimSizes sizes = dims;

@@ -36,6 +36,7 @@ class Packing {
   std::string kind_of(const DimSizes& dims) const;
   // What a request must have in common with another to share its batch: its kind, and inputs without rows.
   std::string key_of(std::string kind, std::span<const std::span<const std::byte>> inputs);
+  std::string lone_key();  // one that no other request has
   // Sizes that a batch of these requests runs with; `rows` are padded already.
   DimSizes sizes(const DimSizes& dims, std::int64_t rows) const;
   // `batch=8,seq=32`: the padded dims only, so that there are few.

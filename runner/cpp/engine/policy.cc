@@ -1,6 +1,7 @@
 #include "engine/policy.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "format/lookup.h"
 
@@ -8,7 +9,6 @@ namespace mctl {
 namespace {
 
 struct Candidate {
-  std::string_view key;
   std::vector<std::size_t> requests;
   std::int64_t rows = 0;
   bool full = false;
@@ -18,18 +18,20 @@ struct Candidate {
 // Each key's next batch, the key that is first in the queue first (rule 5).
 std::vector<Candidate> candidates(std::int64_t limit, const Queue& queue) {
   std::vector<Candidate> found;
+  std::unordered_map<std::string_view, std::size_t> places;
   for (std::size_t index = 0; index < queue.size(); ++index) {
     const Waiting& request = queue[index];
-    auto mine = std::find_if(found.begin(), found.end(), [&](const Candidate& c) { return c.key == request.key; });
-    if (mine == found.end()) mine = found.insert(found.end(), Candidate{request.key, {}, 0, false, request.arrival_us});
-    if (mine->full) continue;
-    if (mine->requests.empty() || mine->rows + request.rows <= limit) {
-      mine->requests.push_back(index);
-      mine->oldest_us = std::min(mine->oldest_us, request.arrival_us);
-      mine->rows += request.rows;
-      mine->full = mine->rows >= limit;
+    const auto [place, added] = places.try_emplace(request.key, found.size());
+    if (added) found.push_back({{}, 0, false, request.arrival_us});
+    Candidate& mine = found[place->second];
+    if (mine.full) continue;
+    if (mine.requests.empty() || mine.rows + request.rows <= limit) {
+      mine.requests.push_back(index);
+      mine.oldest_us = std::min(mine.oldest_us, request.arrival_us);
+      mine.rows += request.rows;
+      mine.full = mine.rows >= limit;
     } else {
-      mine->full = true;
+      mine.full = true;
     }
   }
   return found;

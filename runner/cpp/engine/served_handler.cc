@@ -40,7 +40,8 @@ Status ServedHandler::start(Events events) {
   };
   pool.died = [this](std::size_t process) { died(process); };
   pool.changed = [this] {
-    while (pool_.given_up() && !queue_.empty()) end(*std::shared_ptr(queue_.front()), ready().error());
+    const auto away = pool_.away();
+    while (away && !queue_.empty()) end(*std::shared_ptr(queue_.front()), *away);
     dispatch();
     events_.changed();
   };
@@ -63,7 +64,7 @@ Error ServedHandler::full() const {
 }
 
 Status ServedHandler::admit(Client client) const {
-  if (auto status = ready(); !status) return status;
+  if (auto why = pool_.away()) return *std::move(why);
   const bool room = static_cast<std::int64_t>(queue_.size()) < capacity();
   return room || shares_.entitled(client, 1, capacity()) ? Status(Done{}) : full();
 }

@@ -6,6 +6,7 @@
 // 3. What was in a process that died runs once more, alone in its process; if that dies too, it was this request.
 // 4. An answer that has begun is not begun again: it breaks off.
 // 5. A process that keeps a request that is over for longer than `timeout` is replaced.
+// 6. While none lives, requests wait for one. After three starts that fail in a row they are refused (backoff.h).
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -108,6 +109,7 @@ class ServedHandler {
   void drain();
   bool idle() const;
   Status ready() const;
+  bool takes_requests() const { return !pool_.away(); }  // as ServedModel says it
   const std::vector<HandlerRoute>& routes() const { return pool_.routes(); }
   const HandlerMetrics& metrics() const { return metrics_; }
   HandlerMetrics& metrics() { return metrics_; }

@@ -18,6 +18,9 @@ namespace asio = boost::asio;
 
 constexpr std::int64_t kLeastQueue = 256;  // rows that a queue holds by default: a dozen clients never fill it
 
+constexpr const char* kPartedNote =
+    "note: the model's processes end while they run requests: each runs alone until none ended for 30 s";
+
 Error usage(std::string text) { return {Code::usage, std::move(text)}; }
 
 // Of a worker: its share of the cores, but no more than made this model faster.
@@ -205,7 +208,9 @@ Status ServedModel::start(Events events) {
   if (!pool_) return Done{};
   ProcessPool::Events pool;
   pool.rang = [this](std::size_t worker) { batcher_->rang(worker); };
-  pool.died = [this](std::size_t worker) { batcher_->died(worker); };
+  pool.died = [this, noted = events.noted](std::size_t worker) {
+    if (batcher_->died(worker)) noted(kPartedNote);
+  };
   pool.changed = [this, changed = std::move(events.changed)] {
     batcher_->changed();
     changed();
@@ -227,8 +232,9 @@ void ServedModel::drain() {
 
 // Tensors need no handler.
 Status ServedModel::admit(Client client, std::int64_t rows) {
-  if (pool_ && !pool_->ready()) return Error{Code::unavailable, pool_->why_not()};
-  return batcher_ ? batcher_->admit(client, rows) : Done{};
+  if (!pool_) return Done{};
+  if (auto why = pool_->away()) return *std::move(why);
+  return batcher_->admit(client, rows);
 }
 
 Status ServedModel::submit(std::shared_ptr<Call> call) {
@@ -264,6 +270,10 @@ void ServedModel::answer_zeros(Call& call) {
 Status ServedModel::ready() const {
   if (pool_ && !pool_->ready()) return Error{Code::unavailable, pool_->why_not()};
   return handler_ ? handler_->ready() : Done{};
+}
+
+bool ServedModel::takes_requests() const {
+  return !(pool_ && pool_->away()) && (!handler_ || handler_->takes_requests());
 }
 
 Gauges ServedModel::gauges() {

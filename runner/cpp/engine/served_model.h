@@ -74,6 +74,8 @@ class ServedModel : public std::enable_shared_from_this<ServedModel> {
   Gauges gauges();
 
   Status ready() const;  // Code::unavailable with what it waits for
+  // It is ready, or its processes are on their way back: requests wait for them.
+  bool takes_requests() const;
   bool idle() const { return (!batcher_ || batcher_->idle()) && (!handler_ || handler_->idle()); }
 
  private:

@@ -1,4 +1,4 @@
-// How long to wait before a process that ended is started again.
+// When a process that ended is started again, and whether requests wait for that.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,15 @@ class Backoff {
   }
   void reset() { pause_ = std::chrono::milliseconds(0); }
 
+  void failed() { ++failed_; }  // it ended before it was ready
+  void ready() { failed_ = 0; }
+  bool hopeful() const { return failed_ < kMostFailed; }
+
  private:
+  static constexpr int kMostFailed = 3;  // in a row
+
   std::chrono::milliseconds pause_{0};
+  int failed_ = 0;
 };
 
 }  // namespace mctl

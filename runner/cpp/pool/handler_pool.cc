@@ -71,6 +71,7 @@ void HandlerPool::on_ready(std::size_t index, HandlerReady& ready) {
   Slot& slot = slots_[index];
   if (slot.live || draining_) return;
   slot.live = true;
+  slot.backoff.ready();
   if (!was_ready_) routes_ = std::move(ready.routes);
   if (was_ready_) events_.noted("note: a handler is ready again");
   was_ready_ = was_ready_ || std::ranges::all_of(slots_, [](const Slot& each) { return each.live; });
@@ -93,6 +94,7 @@ void HandlerPool::on_end(std::size_t index, int status, const std::string& why) 
   Slot& slot = slots_[index];
   const bool was_live = slot.live;
   slot.live = false;
+  if (!was_live) slot.backoff.failed();
   if (was_live) events_.died(index);
   asio::post(io_, [gone = std::shared_ptr(std::move(slot.process))] {});  // it is what calls this
   if (draining_) return events_.changed();
@@ -123,7 +125,9 @@ void HandlerPool::restart_later(std::size_t index) {
     if (ec || draining_) return;
     if (auto started = spawn(index); !started) {
       last_error_ = started.error().text;
+      slots_[index].backoff.failed();
       restart_later(index);
+      events_.changed();
     }
   }));
 }
@@ -149,6 +153,12 @@ bool HandlerPool::over() const {
 
 bool HandlerPool::ready() const {
   return was_ready_ && std::ranges::any_of(slots_, [](const Slot& slot) { return slot.live; });
+}
+
+std::optional<Error> HandlerPool::away() const {
+  const bool some = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.live || slot.backoff.hopeful(); });
+  if (was_ready_ && !given_up() && some) return std::nullopt;
+  return Error{Code::unavailable, why_not()};
 }
 
 std::string HandlerPool::why_not() const {

@@ -54,6 +54,7 @@ class HandlerPool {
   bool given_up() const { return spawner_.lost(); }  // and none will come
 
   bool ready() const;
+  std::optional<Error> away() const;  // as Pool says it
   std::string why_not() const;
   // What the first process said it answers, beside the model's own paths.
   const std::vector<HandlerRoute>& routes() const { return routes_; }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "format/result.h"
@@ -21,6 +22,8 @@ class Pool {
   virtual void proved(std::size_t worker) = 0;   // it finished a batch: restarts no longer back off
   virtual void kill(std::size_t worker, const std::string& why) = 0;  // it will die
   virtual const Error* spoiled() = 0;  // why nothing that workers say holds any more, for good; null: it holds
+  // Why what waits is refused: no worker lives, and none is likely to come back soon. nullopt: one does, or is.
+  virtual std::optional<Error> away() const = 0;
   // How long a batch may surely take, however large.
   virtual std::chrono::nanoseconds patience() const = 0;
 };

@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "pool/ends.h"
 #include "pool/model_areas.h"
 
 namespace mctl {
@@ -24,19 +24,11 @@ using namespace std::chrono_literals;
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr auto kFirstPause = 100ms, kLongestPause = 10000ms;
 constexpr std::chrono::hours kUnknown(24);
 
 std::string_view name_of(Phase phase) {
   constexpr std::string_view names[] = {"starting", "verify", "load", "warmup", "golden", "ready", "failed"};
   return names[static_cast<std::size_t>(phase)];
-}
-
-std::string text_of_end(int status) {
-  if (WIFSIGNALED(status)) {
-    return "signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
-  }
-  return "exit code " + std::to_string(WEXITSTATUS(status));
 }
 
 // Asio opens its sockets without close-on-exec.
@@ -183,6 +175,7 @@ void ProcessPool::on_phase(std::size_t index) {
   if (worker.phase == Phase::failed) note_failure(report.error);
   if (worker.phase != Phase::ready) return;
   worker.live = true;
+  worker.backoff.ready();
   for (std::size_t from = 0, to; from < report.note.size(); from = to + 1) {
     to = std::min(report.note.find('\n', from), report.note.size());
     note(report.note.substr(from, to - from));
@@ -209,7 +202,7 @@ void ProcessPool::ring(std::size_t worker) {
   if (write(workers_[worker].wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) kill(worker, "crash");
 }
 
-void ProcessPool::proved(std::size_t worker) { workers_[worker].pause = 0ms; }
+void ProcessPool::proved(std::size_t worker) { workers_[worker].backoff.reset(); }
 
 void ProcessPool::kill(std::size_t index, const std::string& reason) {
   Worker& worker = workers_[index];
@@ -222,13 +215,13 @@ const Error* ProcessPool::spoiled() {
   const Error* why = watch_.spoiled();
   if (why != nullptr && !given_up_) {
     given_up_ = true;
+    last_error_ = why->text;
     boost::asio::post(io_, guard_([this, why] { give_up(*why); }));
   }
   return why;
 }
 
 void ProcessPool::give_up(const Error& why) {
-  last_error_ = why.text;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     workers_[i].restart.reset();
     kill(i, "bundle");
@@ -254,24 +247,27 @@ void ProcessPool::on_death(std::size_t index, int status) {
   }
   if (!was_ready_) return;
   worker.live = false;
+  if (!was_live) worker.backoff.failed();
   events_.replaced(!worker.reason.empty() ? worker.reason : was_live ? "crash" : "load");
   if (was_live) events_.died(index);
   forget(worker);
   if (spoiled() != nullptr) return;
   restart_later(index);
-  events_.noted("warning: " + last_error_ + ", another one starts in " + std::to_string(worker.pause.count()) + " ms");
   events_.changed();
 }
 
 void ProcessPool::restart_later(std::size_t index) {
   Worker& worker = workers_[index];
-  worker.pause = std::clamp<std::chrono::milliseconds>(2 * worker.pause, kFirstPause, kLongestPause);
-  worker.restart = std::make_unique<asio::steady_timer>(io_, worker.pause);
+  const auto pause = worker.backoff.next();
+  events_.noted("warning: " + last_error_ + ", another one starts in " + std::to_string(pause.count()) + " ms");
+  worker.restart = std::make_unique<asio::steady_timer>(io_, pause);
   worker.restart->async_wait(guard_([this, index](error_code ec) {
     if (ec) return;
     if (auto started = spawn(index); !started) {
       last_error_ = started.error().text;
+      workers_[index].backoff.failed();
       restart_later(index);
+      events_.changed();
     }
   }));
 }
@@ -293,6 +289,13 @@ void ProcessPool::forget(Worker& worker) {
 bool ProcessPool::ready() const {
   return was_ready_ && !given_up_ &&
          std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live; });
+}
+
+std::optional<Error> ProcessPool::away() const {
+  const bool some =
+      std::any_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.live || w.backoff.hopeful(); });
+  if (was_ready_ && !given_up_ && some) return std::nullopt;
+  return Error{Code::unavailable, why_not()};
 }
 
 std::string ProcessPool::why_not() const {

@@ -21,6 +21,7 @@
 #include "format/manifest.h"
 #include "format/result.h"
 #include "pool/arena.h"
+#include "pool/backoff.h"
 #include "pool/guard.h"
 #include "pool/pool.h"
 #include "pool/reaper.h"
@@ -61,6 +62,7 @@ class ProcessPool final : public Pool {
   void proved(std::size_t worker) override;
   void kill(std::size_t worker, const std::string& reason) override;
   const Error* spoiled() override;
+  std::optional<Error> away() const override;
 
   // All workers at first, then any.
   bool ready() const;
@@ -78,7 +80,7 @@ class ProcessPool final : public Pool {
     int wake_fd = -1;
     std::unique_ptr<boost::asio::posix::stream_descriptor> bell;  // the worker's end is its done_fd
     std::unique_ptr<boost::asio::steady_timer> restart;
-    std::chrono::milliseconds pause{0};
+    Backoff backoff;
     std::string reason;  // why it was killed, if it was
     Phase phase = Phase::starting;
   };

@@ -337,17 +337,21 @@ void Fleet::forget_failures(std::string_view model) {
 }
 
 // Where requests go follows from what is desired and what can answer. A version that is not desired any more goes on
-// for as long as no other one can.
+// for as long as no other one can. One whose processes are on their way back has requests while none is ready.
 void Fleet::direct() {
   for (const auto& held : held_)
     if (held->as.serving && !desired_.models.contains(held->as.model)) stop_serving(*held);
   for (const auto& [name, model] : desired_.models) {
-    const auto can_answer = [&, &name = name](const std::string& version) {
+    const auto of = [&, &name = name](const std::string& version) -> const ServedModel* {
       const auto found = models_.find(name, version);
-      return found && (*found)->version() == version && (*found)->ready();
+      return found && (*found)->version() == version ? *found : nullptr;
     };
+    const auto ready = [&](const std::string& version) { return of(version) && of(version)->ready(); };
+    const auto takes = [&](const std::string& version) { return of(version) && of(version)->takes_requests(); };
     direct_shadow(name, model);
-    models_.direct(name, shares_of(model, can_answer, models_.last_shares(name)), model.labels);
+    auto shares = shares_of(model, ready, models_.last_shares(name));
+    if (shares.empty()) shares = shares_of(model, takes, models_.last_shares(name));
+    models_.direct(name, std::move(shares), model.labels);
   }
   for (const auto& held : held_)
     held->as.routed = held->as.serving && std::ranges::find(models_.shares(held->as.model), held->as.version,
@@ -449,9 +453,16 @@ std::optional<Status> Fleet::outcome_of(const std::string& name, const std::stri
   return Status(Done{});
 }
 
+// A request that names no version finds one that is ready.
+bool Fleet::answers(std::string_view name) const {
+  return std::ranges::any_of(models_.shares(name), [&](const Share& share) {
+    const auto found = models_.find(name, share.version);
+    return found && (*found)->ready();
+  });
+}
+
 Fleet::Standing Fleet::standing_of(const std::string& name, const ModelState& model) const {
-  if (!models_.shares(name).empty()) return {Standing::answers, ""};
-  if (sleepers_.find(name, "") != nullptr) return {Standing::answers, ""};
+  if (answers(name) || sleepers_.find(name, "") != nullptr) return {Standing::answers, ""};
   const Needed needed = needed_of(name, model);
   std::string failure = "it has no version";
   for (const auto& versions : {needed.used, needed.kept}) {
@@ -487,7 +498,7 @@ Status Fleet::ready() const {
 Status Fleet::ready(std::string_view name, std::string_view version) const {
   const auto found = find(name, version);
   if (!found) return found.error();
-  if (version.empty() && !models_.shares(real_name(name)).empty()) return Done{};
+  if (version.empty() && answers(real_name(name))) return Done{};
   return sleeps(name, version) ? Done{} : (*found)->ready();
 }
 

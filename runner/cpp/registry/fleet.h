@@ -153,6 +153,7 @@ class Fleet {
   void fail(Held& held, const Error& error);
   std::optional<Status> fate_of(const std::string& model, const std::string& version) const;
   std::optional<Status> outcome_of(const std::string& model, const std::string& version) const;
+  bool answers(std::string_view name) const;
   Standing standing_of(const std::string& name, const ModelState& model) const;
   Needed needed_of(const std::string& name, const ModelState& model) const;
   void tell_waiters();

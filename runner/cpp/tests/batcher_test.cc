@@ -68,13 +68,14 @@ struct Still final : Pool {
   void proved(std::size_t) override {}
   void kill(std::size_t worker, const std::string& why) override { killed.emplace_back(worker, why); }
   const Error* spoiled() override { return fault ? &*fault : nullptr; }
+  std::optional<Error> away() const override { return gone; }
   std::chrono::nanoseconds patience() const override { return std::chrono::hours(1); }
 
   std::vector<Arena> arenas;
   std::vector<std::size_t> rung;
   std::vector<std::pair<std::size_t, std::string>> killed;
   bool alive = true;
-  std::optional<Error> fault;
+  std::optional<Error> fault, gone;
 };
 
 struct Engine {
@@ -121,6 +122,20 @@ struct Engine {
     state.phase = phase;
     batcher.rang(worker);
     turn();
+  }
+
+  // The worker ends while it runs what lies in a slot, and another takes its place; true if requests run alone from now
+  // on.
+  bool die(int slot) {
+    pool.arena(0).slot(slot).phase = SlotPhase::running;
+    pool.alive = false;
+    const bool parts = batcher.died(0);
+    turn();
+    pool.arenas[0] = *Arena::create(*model_areas(manifest.contract));
+    pool.alive = true;
+    batcher.changed();
+    turn();
+    return parts;
   }
 
   boost::asio::io_context io;
@@ -217,25 +232,85 @@ BOOST_AUTO_TEST_CASE(a_death_costs_only_the_culprit) {
   Engine engine;
   const auto good = engine.submit({1}), culprit = engine.submit({2});
   engine.turn();
-  const auto die = [&] {
-    engine.pool.alive = false;
-    engine.batcher.died(0);
-    engine.turn();
-    engine.pool.arenas[0] = *Arena::create(*model_areas(engine.manifest.contract));
-    engine.pool.alive = true;
-    engine.batcher.changed();
-    engine.turn();
-  };
-  engine.pool.arena(0).slot(0).phase = SlotPhase::running;
-  die();
+  engine.die(0);
   BOOST_TEST(engine.batch(0) == 1);
   engine.finish(0);
   BOOST_TEST(good->answer == Values{101}, boost::test_tools::per_element());
-  engine.pool.arena(0).slot(1).phase = SlotPhase::running;
-  die();
+  engine.die(1);
   BOOST_TEST(culprit->times == 1);
   BOOST_REQUIRE(culprit->error.has_value());
   BOOST_TEST((culprit->error->code == Code::model));
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(after_two_deaths_requests_run_alone) {
+  Engine engine;
+  engine.submit({1});
+  engine.submit({2});
+  engine.turn();
+  BOOST_TEST(!engine.die(0));  // both wait, each to run alone
+  engine.occupy();
+  const auto before = engine.submit({3});
+  BOOST_TEST(engine.die(0));
+  const auto after = engine.submit({4});
+  for (int slot = 0; !engine.batcher.idle(); slot = 1 - slot) {
+    BOOST_REQUIRE(engine.batch(slot) != 0);
+    engine.finish(slot);
+  }
+  BOOST_TEST(before->batch_rows == 1);
+  BOOST_TEST(after->batch_rows == 1);
+  BOOST_TEST(after->answer == Values{104}, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(caution_lasts_until_no_process_ended_for_a_while) {
+  Caution caution;
+  BOOST_TEST(!caution.died(0));
+  BOOST_TEST(!caution.died(Caution::kWhile_us));  // long after
+  BOOST_TEST(!caution.alone(Caution::kWhile_us));
+  BOOST_TEST(caution.died(Caution::kWhile_us + 5));
+  BOOST_TEST(!caution.died(Caution::kWhile_us + 6));  // they do already
+  BOOST_TEST(caution.alone(2 * Caution::kWhile_us + 5));
+  BOOST_TEST(!caution.alone(2 * Caution::kWhile_us + 6));
+}
+
+BOOST_AUTO_TEST_CASE(a_cancelled_request_does_not_end_a_second_process) {
+  Engine engine;
+  const auto left = engine.submit({1}), stays = engine.submit({2});
+  engine.turn();
+  BOOST_TEST(!engine.batcher.cancel(*left));
+  engine.die(0);
+  BOOST_TEST(left->times == 1);
+  BOOST_TEST(left->error.has_value());
+  engine.finish(0);
+  BOOST_TEST(stays->answer == Values{102}, boost::test_tools::per_element());
+  BOOST_TEST(engine.batcher.idle());
+}
+
+BOOST_AUTO_TEST_CASE(what_waits_for_a_process_runs_expires_or_is_refused) {
+  Engine engine;
+  engine.pool.alive = false;
+  const auto runs = engine.submit({1});
+  auto late = std::make_shared<Request>(Values{2});
+  late->deadline_ns = late->arrival_ns;
+  BOOST_TEST(why(engine.batcher.submit(late)).empty());
+  engine.turn();
+  BOOST_REQUIRE(late->error.has_value());
+  BOOST_TEST((late->error->code == Code::deadline));
+  BOOST_TEST(runs->times == 0);
+  engine.pool.alive = true;
+  engine.batcher.changed();
+  engine.turn();
+  engine.finish(0);
+  BOOST_TEST(runs->answer == Values{101}, boost::test_tools::per_element());
+  engine.pool.alive = false;
+  const auto refused = engine.submit({3});
+  engine.turn();
+  BOOST_TEST(refused->times == 0);
+  engine.pool.gone = Error{Code::unavailable, "it cannot start"};
+  engine.batcher.changed();
+  BOOST_REQUIRE(refused->error.has_value());
+  BOOST_TEST(refused->error->text == "it cannot start");
+  BOOST_TEST(refused->times == 1);
   BOOST_TEST(engine.batcher.idle());
 }
 
