@@ -17,7 +17,7 @@ from mctl.runner import native
 
 from . import faulty
 from .faulty import INFER, Action, case, load, right, rows
-from .server import Answer, Server, infer_binary, outputs_of
+from .server import Answer, Server, at_rest, infer_binary, outputs_of
 from .test_batching import eventually
 from .test_environment import MIB, answers, limited, resource, told
 
@@ -308,7 +308,7 @@ def test_faults_at_random_lose_nothing(faulty_bundle: Path) -> None:
     options = ("--instances=2", "--worker-timeout=2", "--max-queue-size=200", "--threads=1", "--debuggable")
     with Server(faulty_bundle, *options) as server:
         front = server.process.pid
-        before, workers = held(front), sorted(map(held, server.workers()))
+        before, workers = at_rest(lambda: held(front)), sorted(map(held, server.workers()))
         chaos = Chaos(server, SEED)
         end = time.monotonic() + SECONDS
         with loaded(server, cases, 300, SECONDS + 0.5, SEED) as reports:

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from . import faulty
 from .fleet import Shelf, clients, eventually, factor_of, infer
-from .server import Answer, Server
+from .server import Answer, Server, at_rest
 
 
 @pytest.fixture(scope="module")
@@ -407,10 +407,10 @@ def test_many_loads_leave_nothing_behind(managed: Managed) -> None:
 
     cycle(5)
     eventually(lambda: not managed.workers())
-    before, pages = held(), resident_of(managed)
+    before, pages = at_rest(held), resident_of(managed)
     cycle(40)
     eventually(lambda: not managed.workers())
-    assert held() == before
+    assert at_rest(held) == before
     assert resident_of(managed) - pages < 2 << 20
 
 
