@@ -87,9 +87,13 @@ void Fleet::note_needs(Actual& actual) {
     resident.bytes = size_of(resident.bundle) + own;
     needs_[resident.bundle] = resident.bytes;
   }
+  std::set<std::string_view> desired;
   for (const auto& [name, model] : desired_.models)
-    for (const auto& [version, state] : model.versions)
+    for (const auto& [version, state] : model.versions) {
+      desired.insert(state.bundle);
       if (!needs_.contains(state.bundle)) needs_[state.bundle] = size_of(state.bundle);
+    }
+  std::erase_if(needs_, [&](const auto& need) { return !desired.contains(need.first); });
   actual.needs = needs_;
   if (const auto free = memory_free()) actual.free_bytes = static_cast<std::int64_t>(*free);
 }
